@@ -1,0 +1,81 @@
+"""One table, two roles: see, initialise and keep the tied embeddings of a language model.
+
+Public names are loaded at first use (PEP 562): `import tiebeam` costs NumPy and loads no framework.
+
+Example:
+    >>> import tiebeam
+    >>> tiebeam.Report(model="Tiny", framework="torch").tables
+    ()
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+# Importing the reports teaches `Report` to show itself; what they draw with is loaded when they draw.
+from tiebeam import reports as reports
+
+if TYPE_CHECKING:
+    from tiebeam.api import initialize, inspect
+    from tiebeam.core.facts import Lookup, Readout, Table
+    from tiebeam.core.report import Finding, Report
+    from tiebeam.errors import (
+        BackendError,
+        InputError,
+        RangeError,
+        ShapeError,
+        TargetError,
+        TiebeamError,
+        TraceError,
+        UnhealthyTie,
+    )
+
+    __version__: str
+
+__all__ = [
+    "BackendError",
+    "Finding",
+    "InputError",
+    "Lookup",
+    "RangeError",
+    "Readout",
+    "Report",
+    "ShapeError",
+    "Table",
+    "TargetError",
+    "TiebeamError",
+    "TraceError",
+    "UnhealthyTie",
+    "initialize",
+    "inspect",
+]
+
+_HOMES = {
+    "tiebeam.api": ("initialize", "inspect"),
+    "tiebeam.core.facts": ("Lookup", "Readout", "Table"),
+    "tiebeam.core.report": ("Finding", "Report"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        value: object = _version()
+    elif name in __all__:
+        value = getattr(import_module(_HOME.get(name, "tiebeam.errors")), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("tiebeam")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0+source"

@@ -1,0 +1,3 @@
+"""The public calls."""
+
+from tiebeam.api.inspection import inspect as inspect

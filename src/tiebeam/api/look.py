@@ -1,0 +1,151 @@
+"""Looking at a model once: trace, roles, factors; the part that inspecting and initialising share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tiebeam.backends import resolve
+from tiebeam.backends.protocol import Model, Refused
+from tiebeam.checkpoints import example_inputs
+from tiebeam.checkpoints.declared import Declared, declared_by
+from tiebeam.core.facts import Table
+from tiebeam.core.provenance import provenance
+from tiebeam.core.records import Use, build_uses, confirm, unconfirmed
+from tiebeam.core.roles import find_reads
+from tiebeam.core.tables import build_tables
+from tiebeam.errors import InputError, TraceError
+
+TRIES = 3  # other lengths to try before giving up on a second pass
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look gave.
+
+    Attributes:
+        traced: The backend's trace, whose `graph` core has read.
+        uses: Records with their reads, in order of execution.
+    """
+
+    model: Model
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    traced: Any
+    uses: tuple[Use, ...]
+    declared: Declared | None
+    tables: tuple[Table, ...]
+
+    def again(self, *, logits: bool = False) -> "Look":
+        """Another pass over the same inputs, after the weights have changed."""
+        return _read(self.model, self.args, self.kwargs, self.declared, logits=logits, like=self.uses)
+
+
+def look(model: Any, inputs: Any = None, *, logits: bool = False) -> Look:
+    """Run the model once (twice, where a number in the program could be a size of the inputs).
+
+    Raises:
+        BackendError: No framework's model.
+        InputError: The model refused the inputs, or none could be made.
+        TraceError: The pass cannot be followed without values.
+    """
+    backend = resolve(model)
+    if inputs is None:
+        inputs = _example(backend)
+    args, kwargs = backend.arguments(inputs)
+    return _read(backend, args, kwargs, declared_by(model), logits=logits)
+
+
+def _read(
+    backend: Model,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    declared: Declared | None,
+    *,
+    logits: bool,
+    like: Sequence[Use] = (),
+) -> Look:
+    traced = _traced(backend, args, kwargs, logits=logits)
+    uses = _uses(traced)
+    if like:
+        uses = _as_before(uses, like)
+    elif any(u.literal and u.fact.factor not in (None, 1.0) for u in uses) or traced.items:
+        uses = _checked(backend, uses, args, kwargs)
+
+    def declares(a: str, b: str) -> bool:
+        return declared is not None and bool(declared.tied) and (declared.names(a, b) or not declared.keys)
+
+    graph = traced.graph
+    tables = build_tables(uses, backend.weights(traced), declares, meta=graph.meta, repeats=graph.repeats)
+    return Look(backend, args, kwargs, traced, tuple(uses), declared, tables)
+
+
+def _uses(traced: Any) -> list[Use]:
+    graph = traced.graph
+    flags = provenance(graph)
+    return build_uses(graph, flags, find_reads(graph, flags))
+
+
+def _traced(backend: Model, args: tuple[Any, ...], kwargs: dict[str, Any], *, logits: bool = False) -> Any:
+    try:
+        return backend.trace(args, kwargs, logits=logits)
+    except Refused as refused:
+        error = refused.__cause__ or refused
+        raise InputError(
+            f"{backend.name} does not run on these inputs: {type(error).__name__}: {error}",
+            got=", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())]) or "no inputs",
+            expected=f"what its forward takes: {_signature(backend)}",
+            hint="pass inputs=, a tuple for positional or a dict for keyword arguments, with which model(...) runs",
+        ) from error
+
+
+def _checked(backend: Model, uses: list[Use], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Use]:
+    """Factors that a pass at another length repeats; the others are not constants."""
+    why = "the inputs have no axis that could be shorter"
+    for other_args, other_kwargs in backend.shorter(args, kwargs)[:TRIES]:
+        try:
+            traced = backend.trace(other_args, other_kwargs)
+        except (Refused, TraceError) as refused:  # some models take one length only
+            error = refused.__cause__ or refused
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            continue
+        return confirm(uses, _uses(traced))
+    return unconfirmed(uses, why)
+
+
+def _as_before(uses: list[Use], like: Sequence[Use]) -> list[Use]:
+    """What an earlier look found to be no constant is none now."""
+    unknown = {u.site: u.fact.notes for u in like if u.fact.factor is None}
+    return [
+        replace(u, fact=replace(u.fact, factor=None, notes=unknown[u.site])) if u.site in unknown else u for u in uses
+    ]
+
+
+def _example(backend: Model) -> Any:
+    """Inputs from the model's config, or from its signature."""
+    config = getattr(backend.model, "config", None)
+    if config is not None:
+        made = example_inputs.from_config(config, backend.forward)
+        if made is not None:
+            return made
+    bound = backend.vocab_bound()
+    if bound is None:
+        raise InputError(
+            f"no example inputs can be made for {backend.name}",
+            got="no config and no matrix to bound token ids by",
+            hint="pass inputs=",
+        )
+    return example_inputs.from_signature(backend.forward, vocab=bound)
+
+
+def _kind(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"{type(value).__name__}{tuple(shape)}" if shape is not None else type(value).__name__
+
+
+def _signature(backend: Model) -> str:
+    import inspect
+
+    try:
+        return str(inspect.signature(backend.forward))
+    except (TypeError, ValueError):
+        return "unknown"

@@ -1,0 +1,79 @@
+"""What a backend implements: eight methods over one model."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from tiebeam.core.statistics import Weights
+from tiebeam.ir import Graph, Leaf
+
+
+class Refused(Exception):
+    """The model's own forward raised; the cause is chained."""
+
+
+class Trace(Protocol):
+    """A traced pass.
+
+    Attributes:
+        graph: What was executed.
+        items: A Python number was read out of a tensor that an input reached.
+    """
+
+    @property
+    def graph(self) -> Graph: ...
+
+    @property
+    def items(self) -> bool: ...
+
+
+class Model(Protocol):
+    """One model of one framework."""
+
+    framework: str
+
+    @property
+    def name(self) -> str:
+        """For messages: its class."""
+        ...
+
+    @property
+    def model(self) -> Any:
+        """The framework's own object."""
+        ...
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """What the inputs go to, for its signature."""
+        ...
+
+    def arguments(self, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Inputs as positional and keyword arguments, NumPy arrays on the model's device."""
+        ...
+
+    def shorter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """The same arguments at other lengths and with other values, best first."""
+        ...
+
+    def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False) -> Any:
+        """One forward pass, leaving the model as it was; `logits` measures their std too."""
+        ...
+
+    def weights(self, traced: Any) -> Weights:
+        """Numbers about the weights of a trace."""
+        ...
+
+    def parameters(self) -> int:
+        """Elements of all parameters, each once."""
+        ...
+
+    def vocab_bound(self) -> int | None:
+        """An upper bound for token ids, or None."""
+        ...
+
+    def write(self, traced: Any, leaf: Leaf, *, vocab_axis: int, seed: int, ordinal: int, std: float, zero_rows: tuple[int, ...]) -> None:
+        """Draw the table anew."""
+        ...
+
+    def zero(self, traced: Any, names: Sequence[str]) -> tuple[str, ...]:
+        """Set parameters to zero; the names that were."""
+        ...

@@ -1,0 +1,197 @@
+"""Values of the pass: a tensor is known by its storage, that storage's version, and its geometry.
+
+A write through any view gives the whole storage a new version, so a stale view is never mistaken
+for what was written. Storages are held weakly: the ledger keeps no activation alive, and a weak
+reference keeps the address from being reused.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from tiebeam.backends.torch.names import Names
+from tiebeam.ir import Leaf, Origin
+
+Geometry = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+def geometry(t: torch.Tensor) -> Geometry:
+    """Offset, shape, strides and dtype."""
+    return t.storage_offset(), tuple(t.shape), t.stride(), t.dtype
+
+
+def span(g: Geometry) -> tuple[int, int]:
+    """First and past-the-last element that a geometry can touch."""
+    offset, shape, stride, _ = g
+    if 0 in shape:
+        return offset, offset
+    return offset, offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+
+
+def number_of(t: torch.Tensor) -> dict[str, Any]:
+    """The element of a one-element tensor as facts of a draft: its number, or that it is lost."""
+    if t.numel() != 1 or t.is_complex() or t.dtype == torch.bool:
+        return {}
+    if t.device.type == "meta":
+        return {"lost": True}
+    try:
+        return {"number": float(t.detach())}
+    except (NotImplementedError, RuntimeError):  # fake and quantised tensors have no elements to read
+        return {"lost": True}
+
+
+@dataclass(slots=True)
+class Draft:
+    """A value in the making: `ir.Value` with its geometry."""
+
+    geometry: Geometry
+    origin: Origin
+    leaf: Leaf | None = None
+    number: float | None = None
+    lost: bool = False
+    varying: bool = False  # an input or a random number reached it
+
+
+@dataclass(slots=True)
+class Storage:
+    """One storage: what its views are at the present version, and what they were before the last write."""
+
+    key: int
+    ref: Any
+    current: dict[Geometry, int] = field(default_factory=dict)
+    before: dict[Geometry, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Implied:
+    """A view or an update that no recorded operation made (`.data`, a write seen through another view)."""
+
+    kind: str  # "view" or "update"
+    sources: tuple[int, ...]
+    output: int
+
+
+class Ledger:
+    """Hands out value ids."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.drafts: list[Draft] = []
+        self.storages: dict[int, Storage] = {}
+        self.objects: dict[int, tuple[int, Storage]] = {}
+        self.loose: dict[int, tuple[int, torch.Tensor]] = {}  # tensors without a storage, held
+        self.leaves: dict[str, Leaf] = {}
+        self.implied: list[Implied] = []
+
+    def storage(self, t: torch.Tensor) -> Storage | None:
+        try:
+            raw = t.untyped_storage()
+        except (NotImplementedError, RuntimeError):  # sparse, nested and opaque layouts have none
+            return None
+        address = raw._cdata
+        found = self.storages.get(address)
+        if found is None:
+            found = self.storages[address] = Storage(len(self.storages), StorageWeakRef(raw))
+        return found
+
+    def add(self, g: Geometry, origin: Origin, **facts: Any) -> int:
+        self.drafts.append(Draft(g, origin, **facts))
+        return len(self.drafts) - 1
+
+    def value(self, t: torch.Tensor) -> int:
+        """Id of the value that `t` holds now."""
+        held = self.objects.get(id(t))
+        if held is not None:
+            value, storage = held
+            if storage.current.get(self.drafts[value].geometry) is not None and not storage.before:
+                return value
+        storage_or_none = self.storage(t)
+        if storage_or_none is None:
+            return self._loose(t)
+        if held is None and isinstance(t, torch.nn.Parameter):
+            names = self.names.of(t) or self.names.look_again(t)
+            if names or not storage_or_none.current:
+                return self._leaf(t, storage_or_none, names)
+        g = geometry(t)
+        known = storage_or_none.current.get(g)
+        if known is not None:
+            return known
+        if storage_or_none.current or storage_or_none.before:
+            return self._implied(storage_or_none, g)
+        names = self.names.of(t)
+        if not names and t.ndim >= 2 and not isinstance(t, torch.nn.Parameter):
+            names = self.names.look_again(t)
+        return self._leaf(t, storage_or_none, names)
+
+    def output(self, t: torch.Tensor, origin: Origin = Origin.NODE, **facts: Any) -> int:
+        """A new value for what an operation (or the caller) made."""
+        storage = self.storage(t)
+        g = geometry(t) if storage is not None else (0, tuple(t.shape), (), t.dtype)
+        value = self.add(g, origin, **facts)
+        if storage is None:
+            self.loose[id(t)] = (value, t)
+        else:
+            storage.current[g] = value
+        return value
+
+    def known(self, t: torch.Tensor) -> int | None:
+        """The value that has exactly this storage, version and geometry, or None."""
+        storage = self.storage(t)
+        return None if storage is None else storage.current.get(geometry(t))
+
+    def wrote(self, t: torch.Tensor) -> None:
+        """Start a new version of the storage of `t`."""
+        storage = self.storage(t)
+        if storage is not None:
+            storage.before = {**storage.before, **storage.current}
+            storage.current = {}
+
+    def _leaf(self, t: torch.Tensor, storage: Storage, names: tuple[str, ...]) -> int:
+        g = geometry(t)
+        is_parameter = isinstance(t, torch.nn.Parameter) or id(t) in self.names.parameters
+        if not names and not is_parameter:
+            value = self.add(g, Origin.CONSTANT, **number_of(t))
+        else:
+            leaf = next((self.leaves[n] for n in names if n in self.leaves), None)
+            if leaf is None:
+                leaf = Leaf(names, len(self.drafts), storage.key, span(g), t.requires_grad, is_parameter)
+            self.leaves.update(dict.fromkeys(names, leaf))
+            value = self.add(g, Origin.LEAF, leaf=leaf, **number_of(t))
+        if names or is_parameter:
+            self.names.held[id(t)] = t
+            self.objects[id(t)] = (value, storage)
+        storage.current.setdefault(g, value)
+        return value
+
+    def _loose(self, t: torch.Tensor) -> int:
+        if id(t) not in self.loose:
+            names = self.names.of(t)
+            leaf = Leaf(names, len(self.drafts), -1, (0, 0), t.requires_grad, True) if names else None
+            origin = Origin.LEAF if names else Origin.CONSTANT
+            self.loose[id(t)] = (self.add((0, tuple(t.shape), (), t.dtype), origin, leaf=leaf), t)
+        return self.loose[id(t)][0]
+
+    def _implied(self, storage: Storage, g: Geometry) -> int:
+        """A value nobody recorded: a view of what is known, or the old one with a part overwritten."""
+        low, high = span(g)
+
+        def covers(other: Geometry) -> bool:
+            a, b = span(other)
+            return a <= low and high <= b
+
+        now = next((v for other, v in storage.current.items() if covers(other)), None)
+        if now is not None:
+            sources, kind = (now,), "view"
+        else:
+            old = storage.before.get(g)
+            if old is None:
+                old = next((v for other, v in storage.before.items() if covers(other)), None)
+            sources = (*(() if old is None else (old,)), *tuple(storage.current.values())[-1:])
+            kind = "update" if old is not None and len(sources) == 2 else "view"
+        varying = any(self.drafts[v].varying for v in sources)
+        value = self.add(g, Origin.NODE, varying=varying)
+        self.implied.append(Implied(kind, sources, value))
+        storage.current[g] = value
+        return value

@@ -1,0 +1,140 @@
+"""Numbers measured while the pass runs: activations are gone afterwards.
+
+Which tensor the analysis will ask for is known only at the end, so a few cheap numbers are taken at
+every product that may be a readout: the root mean square of the hidden state, and the cosine of the last
+few tensors of the residual stream with the rows that were looked up.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tiebeam.backends.torch.ledger import Draft
+from tiebeam.backends.torch.schema import Schema
+
+STREAM = 24  # tensors of the residual stream held: a decomposed norm and a head's transform fit
+ROWS = 2048  # rows that a cosine is averaged over
+PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "linear", "matmul", "addbmm"))
+GATHERS = frozenset(("embedding", "index", "index_select", "_embedding_bag", "gather"))
+
+
+class Measures:
+    """Takes `rms`, `cosine` and, on request, `logit_std`, by value id.
+
+    Args:
+        logits: Also take the std of what descends from a possible readout (a pass over logits each).
+    """
+
+    def __init__(self, drafts: Sequence[Draft], *, logits: bool = False) -> None:
+        self._drafts = drafts
+        self.rms: dict[int, float] = {}
+        self.cosine: dict[tuple[int, int], float] = {}
+        self.logit_std: dict[int, float] = {}
+        self.logits = logits
+        self._vocabs: set[int] = set()
+        self._tallest = 0
+        self._stream: deque[tuple[int, torch.Tensor]] = deque(maxlen=STREAM)
+        self._rows: tuple[Any, Any, tuple[int, ...]] | None = None
+        self._descends: set[int] = set()
+
+    def after(
+        self, index: int, func: Any, schema: Schema, args: Any, refs: Any, out: Any, outputs: tuple[int, ...]
+    ) -> None:
+        """Called after every recorded operation."""
+        if not isinstance(out, (torch.Tensor, tuple)):
+            return
+        first = out if isinstance(out, torch.Tensor) else out[0] if out else None
+        if not isinstance(first, torch.Tensor) or not first.is_floating_point() or not _real(first):
+            return
+        if schema.name in GATHERS:
+            self._gathered(func, schema, args, refs, first, outputs[0])
+        elif schema.name == "scatter" and first.ndim:  # a one-hot matrix in the making
+            self._vocabs.add(first.shape[-1])
+        elif schema.name in PRODUCTS:
+            self._product(index, args, refs, first, outputs[0])
+        if schema.writes:  # what is held under an older value has just been overwritten
+            kept = [(v, t) for v, t in self._stream if t.untyped_storage()._cdata != first.untyped_storage()._cdata]
+            self._stream = deque(kept, maxlen=STREAM)
+        if self._rows is not None and first.ndim >= 2 and first.numel() == _count(self._rows[2]):
+            self._stream.append((outputs[0], first))
+        if self.logits:
+            self._follow(refs, first, outputs[0])
+
+    def _gathered(self, func: Any, schema: Schema, args: Any, refs: Any, out: torch.Tensor, value: int) -> None:
+        table = args[0]
+        if not isinstance(table, torch.Tensor) or table.ndim != 2 or not out.ndim:
+            return
+        if not any(self._drafts[v].varying for v in _values(refs[1:])):
+            return  # positions, not tokens
+        vocab = table.shape[1] if table.shape[0] == out.shape[-1] != table.shape[1] else table.shape[0]
+        self._vocabs.add(vocab)
+        self.rms[value] = rms(out[:ROWS] if out.ndim == 2 else out)
+        if schema.name in ("embedding", "index", "index_select") and vocab >= self._tallest:
+            self._tallest = vocab
+            self._rows = (func, args, tuple(out.shape))
+
+    def _product(self, index: int, args: Any, refs: Any, out: torch.Tensor, value: int) -> None:
+        sizes = set(out.shape)
+        big = max(self._vocabs, default=0) * 0.5
+        if not self._vocabs or not (sizes & self._vocabs or max(sizes, default=0) >= big):
+            return
+        operands = [(a, r.value) for a, r in zip(args, refs, strict=True) if isinstance(a, torch.Tensor)]
+        hidden = [(a, v) for a, v in operands if not set(a.shape) & self._vocabs] or operands
+        for a, v in hidden:  # never the table, where it can be told: that would cost a pass over it
+            if v not in self.rms:
+                self.rms[v] = rms(a)
+        self._cosines(index)
+        if self.logits:
+            self._descends.add(value)
+            self.logit_std.setdefault(value, std(out))
+
+    def _cosines(self, index: int) -> None:
+        if self._rows is None or not self._stream or len(self.cosine) > 64 * STREAM:
+            return
+        func, args, shape = self._rows
+        width = shape[-1]
+        rows = func(*args).reshape(-1, width)[:ROWS].float()
+        norms = rows.norm(dim=1)
+        for value, t in self._stream:
+            if t.shape[-1] != width:
+                continue
+            other = t.reshape(-1, width)[:ROWS].float()
+            scale = (norms * other.norm(dim=1)).clamp_min(1e-30)
+            self.cosine[index, value] = float(((rows * other).sum(1) / scale).mean())
+
+    def _follow(self, refs: Any, out: torch.Tensor, value: int) -> None:
+        if value not in self._descends and len(self.logit_std) < 64:
+            if self._descends.intersection(_values(refs)) and out.numel() > 1:
+                self._descends.add(value)
+                self.logit_std[value] = std(out)
+
+
+def _values(refs: Any) -> list[int]:
+    if isinstance(refs, tuple):
+        return [v for r in refs for v in _values(r)]
+    return [refs.value] if hasattr(refs, "value") else []
+
+
+def rms(t: torch.Tensor) -> float:
+    """Root mean square, in float32."""
+    if t.numel() == 0:
+        return float("nan")
+    return float(torch.linalg.vector_norm(t.detach(), dtype=torch.float32)) / t.numel() ** 0.5
+
+
+def std(t: torch.Tensor) -> float:
+    """Standard deviation of all elements, in float32."""
+    return float(t.detach().float().std(unbiased=False))
+
+
+def _real(t: torch.Tensor) -> bool:
+    return t.device.type != "meta" and type(t) in (torch.Tensor, torch.nn.Parameter)
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    n = 1
+    for d in shape:
+        n *= d
+    return n

@@ -1,0 +1,120 @@
+"""A PyTorch model as tiebeam's public calls use it: trace, ask about weights, write them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tiebeam.backends.torch import weights
+from tiebeam.backends.torch.shorten import shorter_arguments
+from tiebeam.backends.torch.trace import Trace, trace
+from tiebeam.core.statistics import Distance, TableStatistics
+from tiebeam.ir import Leaf
+
+
+class TorchWeights:
+    """`core.statistics.Weights` over the tensors of a trace; asks each table once."""
+
+    def __init__(self, tensors: Mapping[int, torch.Tensor]) -> None:
+        self.tensors = tensors
+        self._known: dict[tuple[int, int], TableStatistics] = {}
+
+    def statistics(self, leaf: Leaf, vocab_axis: int) -> TableStatistics:
+        key = (leaf.key, vocab_axis)
+        if key not in self._known:
+            self._known[key] = weights.table_statistics(_matrix(self.tensors[leaf.key]), vocab_axis)
+        return self._known[key]
+
+    def distance(self, a: Leaf, axis_a: int, b: Leaf, axis_b: int) -> Distance | None:
+        x, y = _matrix(self.tensors[a.key]), _matrix(self.tensors[b.key])
+        return weights.distance(x, y, vocab_axis_a=axis_a, vocab_axis_b=axis_b)
+
+
+def _matrix(t: torch.Tensor) -> torch.Tensor:
+    """The tensor without axes of size one beyond its two (a table stored as (1, vocab, width))."""
+    while t.ndim > 2:
+        t = t.squeeze(next(i for i, n in enumerate(t.shape) if n == 1))
+    return t
+
+
+class TorchModel:
+    """One `nn.Module`.
+
+    Args:
+        model: The module.
+        inputs: A tuple is positional, a mapping is keyword arguments, a tensor or array is one argument.
+    """
+
+    framework = "torch"
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    @property
+    def name(self) -> str:
+        return type(self.model).__name__
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """What the inputs go to, for its signature."""
+        return self.model.forward
+
+    def device(self) -> torch.device:
+        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
+    def arguments(self, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments, arrays turned into tensors on the model's device."""
+        if isinstance(inputs, Mapping):
+            return (), {k: self._tensor(v) for k, v in inputs.items()}
+        if isinstance(inputs, tuple):
+            return tuple(self._tensor(v) for v in inputs), {}
+        return (self._tensor(inputs),), {}
+
+    def _tensor(self, value: Any) -> Any:
+        return torch.from_numpy(value).to(self.device()) if isinstance(value, np.ndarray) else value
+
+    def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False) -> Trace:
+        return trace(self.model, args, kwargs, logits=logits)
+
+    def shorter(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        return shorter_arguments(args, kwargs)
+
+    def weights(self, traced: Trace) -> TorchWeights:
+        return TorchWeights(traced.tensors)
+
+    def parameters(self) -> int:
+        """Elements of all parameters, each once."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    def vocab_bound(self) -> int | None:
+        """An upper bound for token ids: the tallest embedding, or the largest matrix's longer side."""
+        tables = [m.num_embeddings for m in self.model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
+        if tables:
+            return max(tables)
+        matrices = [max(p.shape) for p in self.model.parameters() if p.ndim == 2]
+        return max(matrices, default=None)
+
+    def write(
+        self,
+        traced: Trace,
+        leaf: Leaf,
+        *,
+        vocab_axis: int,
+        seed: int,
+        ordinal: int,
+        std: float,
+        zero_rows: tuple[int, ...],
+    ) -> None:
+        table = _matrix(traced.tensors[leaf.key])
+        weights.write_table(table, vocab_axis=vocab_axis, seed=seed, ordinal=ordinal, std=std, zero_rows=zero_rows)
+
+    def zero(self, traced: Trace, names: Sequence[str]) -> tuple[str, ...]:
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        found = [n for n in names if n in parameters]
+        for n in found:
+            weights.zero_(parameters[n])
+        return tuple(found)

@@ -1,0 +1,399 @@
+"""ATen in core's words: one table from operation names to small rules.
+
+Elementwise operations need no entry: ATen tags them. What is neither here nor tagged is `Op.OPAQUE`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from tiebeam.backends.torch.lower import Lowering, broadcast, identity
+from tiebeam.backends.torch.record import MADE_FROM_NOTHING, Record, Ref
+from tiebeam.ir import Axes, Op
+
+Rule = Callable[[Lowering, Record], Any]
+
+#: f(t*x) = t**degree * f(x) for t > 0.
+DEGREES = {"abs": 1.0, "relu": 1.0, "leaky_relu": 1.0, "neg": 1.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0,
+           "square": 2.0, "sign": 0.0, "clamp_min": 1.0, "maximum": 1.0}  # fmt: skip
+REDUCTIONS = {"sum": 1.0, "mean": 1.0, "amax": 1.0, "amin": 1.0, "max": 1.0, "min": 1.0, "var": 2.0, "std": 1.0,
+              "linalg_vector_norm": 1.0, "norm": 1.0, "var_mean": 2.0, "std_mean": 1.0, "logsumexp": None, "prod": None,
+              "nansum": 1.0, "all": None, "any": None, "argmax": 0.0, "argmin": 0.0}  # fmt: skip
+VIEWS = frozenset(
+    "t transpose permute view _unsafe_view _reshape_alias expand slice select squeeze unsqueeze unbind split chunk "
+    "split_with_sizes as_strided unfold narrow diagonal alias detach movedim swapaxes view_as_real".split()
+)
+COPIES = frozenset("clone contiguous _to_copy lift_fresh_copy lift_fresh _conj_physical _foreach_copy copy".split())
+REARRANGED = frozenset("flip roll sort".split())
+MASKS = frozenset("tril triu constant_pad_nd".split())
+
+
+def lower_record(low: Lowering, record: Record) -> None:
+    """Append the nodes of one record."""
+    name = record.schema.name
+    if name in MADE_FROM_NOTHING:
+        return
+    rule = RULES.get(name)
+    if rule is not None:
+        rule(low, record)
+    elif name in VIEWS:
+        _views(low, record)
+    elif name in REDUCTIONS:
+        _reduce(low, record)
+    elif record.schema.pointwise and _refs(record.args):
+        low.elementwise(Op.POINTWISE, _refs(record.args), degree=DEGREES.get(name))
+        _rest(low, record)
+    else:
+        _opaque(low, record)
+
+
+def _refs(args: Any) -> list[Ref]:
+    if isinstance(args, Ref):
+        return [args]
+    if isinstance(args, tuple):
+        return [r for a in args for r in _refs(a)]
+    return []
+
+
+def _opaque(low: Lowering, record: Record) -> None:
+    refs = _refs((record.args, tuple(record.kwargs.values())))
+    low.emit(Op.OPAQUE, refs, [None] * len(refs), record.outputs)
+
+
+def _rest(low: Lowering, record: Record) -> None:
+    """Secondary outputs of a multi-output operation: barriers."""
+    if len(record.outputs) > 1:
+        refs = _refs(record.args)
+        low.emit(Op.OPAQUE, refs, [None] * len(refs), record.outputs[1:])
+
+
+def _views(low: Lowering, record: Record) -> None:
+    source = _refs(record.args)[0]
+    for out in record.outputs:
+        low.view(source, out)
+
+
+def _copy(low: Lowering, record: Record) -> None:
+    refs = _refs(record.args)
+    source = refs[-1] if record.schema.name == "copy" else refs[0]
+    low.elementwise(Op.CAST, [source])
+
+
+def _same_place(op: Op) -> Rule:
+    def rule(low: Lowering, record: Record) -> None:
+        source = _refs(record.args)[0]
+        out = record.outputs[0]
+        rank = len(low.shape(out))
+        low.emit(op, [source], [identity(rank)], [out])
+        _rest(low, record)
+
+    return rule
+
+
+def _repeat(low: Lowering, record: Record) -> None:
+    source, repeats = record.args[0], record.args[1]
+    shift = len(repeats) - len(low.shape(source.value))
+    axes = tuple(i - shift if i >= shift and r == 1 else -1 for i, r in enumerate(repeats))
+    low.emit(Op.LAYOUT, [source], [axes], record.outputs)
+
+
+def _concat(low: Lowering, record: Record) -> None:
+    parts = _refs(record.args[0])
+    rank = len(low.shape(record.outputs[0]))
+    axis = record.args[1] if len(record.args) > 1 else record.kwargs.get("dim", 0)
+    axis = axis % rank if rank else 0
+    if record.schema.name == "stack":
+        axes: Axes = tuple(i if i < axis else i - 1 if i > axis else -1 for i in range(rank))
+    else:
+        axes = identity(rank)
+    parts = [p for p in parts if len(low.shape(p.value)) == len([a for a in axes if a >= 0])] or parts
+    low.emit(Op.CONCAT, parts, [axes] * len(parts), record.outputs, axis=axis)
+
+
+def _dropout(low: Lowering, record: Record) -> None:
+    low.elementwise(Op.DROPOUT, [record.args[0]])
+    _rest(low, record)
+
+
+def _masked_fill(low: Lowering, record: Record) -> None:
+    low.elementwise(Op.MASK, [record.args[0], record.args[1]])
+
+
+def _where(low: Lowering, record: Record) -> None:
+    if len(record.args) < 3:
+        _opaque(low, record)
+        return
+    condition, a, b = record.args
+    sizes = [0 if not isinstance(x, Ref) else _size(low, x.value) for x in (a, b)]
+    if sizes[0] <= 1 or sizes[1] <= 1:
+        kept = b if sizes[0] <= sizes[1] else a
+        if isinstance(kept, Ref):
+            low.elementwise(Op.MASK, [kept, condition])
+            return
+    low.elementwise(Op.UPDATE, [a, b, condition])
+
+
+def _size(low: Lowering, value: int) -> int:
+    n = 1
+    for d in low.shape(value):
+        n *= d
+    return n
+
+
+def _add(low: Lowering, record: Record) -> None:
+    a, b = record.args[:2]
+    alpha = record.args[2] if len(record.args) > 2 else record.kwargs.get("alpha", 1)
+    if record.schema.name == "rsub":
+        a, b = b, low.scaled(a, alpha) if isinstance(a, Ref) else a
+    elif isinstance(b, Ref):
+        b = low.scaled(b, alpha)
+    else:
+        b = float(b) * float(alpha)
+    low.elementwise(Op.ADD if record.schema.name == "add" else Op.SUB, [a, b])
+
+
+def _mul(low: Lowering, record: Record) -> None:
+    a, b = record.args[:2]
+    if isinstance(a, Ref) and isinstance(b, Ref) and a.value == b.value:
+        low.elementwise(Op.POINTWISE, [a], degree=2.0, label="square")
+    else:
+        low.elementwise(Op.MUL, [a, b])
+
+
+def _div(low: Lowering, record: Record) -> None:
+    if record.kwargs.get("rounding_mode") is not None:
+        low.elementwise(Op.POINTWISE, _refs(record.args))
+    else:
+        low.elementwise(Op.DIV, list(record.args[:2]))
+
+
+def _neg(low: Lowering, record: Record) -> None:
+    low.elementwise(Op.MUL, [record.args[0], -1.0])
+
+
+def _pow(low: Lowering, record: Record) -> None:
+    base, exponent = record.args[:2]
+    if isinstance(base, Ref) and not isinstance(exponent, Ref):
+        low.elementwise(Op.POINTWISE, [base], degree=float(exponent))
+    else:
+        low.elementwise(Op.POINTWISE, _refs(record.args))
+
+
+def _addcmul(low: Lowering, record: Record) -> None:
+    total, a, b = record.args[:3]
+    by = record.kwargs.get("value", 1)
+    out = record.outputs[0]
+    product = low.temporary(low.shape(out), out)
+    op = Op.MUL if record.schema.name == "addcmul" else Op.DIV
+    low.elementwise(op, [low.scaled(a, by), b], product)
+    low.elementwise(Op.ADD, [total, (product, None)])
+
+
+def _reduce(low: Lowering, record: Record) -> None:
+    source = _refs(record.args)[0]
+    out = record.outputs[0]
+    rank, kept = len(low.shape(source.value)), len(low.shape(out))
+    dims = next((a for a in record.args[1:] if isinstance(a, tuple) or type(a) is int), None)
+    if record.schema.name in ("linalg_vector_norm", "norm"):
+        dims = record.args[2] if len(record.args) > 2 else None
+    if dims is None or dims == ():
+        reduced = set(range(rank))
+    else:
+        reduced = {d % rank for d in (dims if isinstance(dims, tuple) else (dims,))} if rank else set()
+    if kept == rank:
+        axes = tuple(-1 if i in reduced else i for i in range(rank))
+    else:
+        axes = tuple(i for i in range(rank) if i not in reduced)
+    degree = REDUCTIONS[record.schema.name]
+    low.emit(Op.REDUCE, [source], [axes if len(axes) == kept else (-1,) * kept], [out], degree=degree)
+    _rest(low, record)
+
+
+def _softmax(low: Lowering, record: Record) -> None:
+    source, axis = record.args[0], record.args[1]
+    rank = len(low.shape(source.value))
+    low.emit(Op.SOFTMAX, [source], [identity(rank)], record.outputs, axis=axis % rank if rank else 0)
+
+
+def _dot(low: Lowering, a: Any, b: Any, out: int) -> int:
+    """Matrix product of the last two axes; leading axes are batch."""
+    left, right = low.operand(a), low.operand(b)
+    ra, rb, ro = (len(low.shape(v)) for v in (left[0], right[0], out))
+    batch = ro - (ra > 1) - (rb > 1)
+    axes_a = tuple(i - (batch - (ra - 2)) if ra > 2 and i >= batch - (ra - 2) else -1 for i in range(batch))
+    axes_b = tuple(i - (batch - (rb - 2)) if rb > 2 and i >= batch - (rb - 2) else -1 for i in range(batch))
+    axes_a += ((max(ra - 2, 0),) if ra > 1 else ()) + ((-1,) if rb > 1 else ())
+    axes_b += ((-1,) if ra > 1 else ()) + ((rb - 1,) if rb > 1 else ())
+    return low.emit(Op.DOT, [left, right], [axes_a, axes_b], [out])
+
+
+def _product(low: Lowering, record: Record) -> None:
+    _dot(low, record.args[0], record.args[1], record.outputs[0])
+
+
+def _add_product(low: Lowering, record: Record) -> None:
+    bias, a, b = record.args[:3]
+    beta = record.args[3] if len(record.args) > 3 else record.kwargs.get("beta", 1)
+    alpha = record.args[4] if len(record.args) > 4 else record.kwargs.get("alpha", 1)
+    out = record.outputs[0]
+    if beta == 0 and alpha == 1:
+        _dot(low, a, b, out)
+        return
+    product = low.temporary(low.shape(out), out)
+    _dot(low, a, b, product)
+    attached = any(r.attached for r in (a, b))
+    scaled: Any = (product, attached)
+    if alpha != 1:
+        scaled = (low.temporary(low.shape(out), out), attached)
+        low.elementwise(Op.MUL, [(product, attached), alpha], scaled[0])
+    if beta == 0:
+        low.elementwise(Op.CAST, [scaled])
+    else:
+        low.elementwise(Op.ADD, [scaled, low.scaled(bias, beta)])
+
+
+def _linear(low: Lowering, record: Record) -> None:
+    x, weight = record.args[:2]
+    bias = record.args[2] if len(record.args) > 2 else None
+    out = record.outputs[0]
+    rank = len(low.shape(out))
+    axes = [(*range(rank - 1), -1), (*(-1,) * (rank - 1), 0)]
+    if not isinstance(bias, Ref):
+        low.emit(Op.DOT, [x, weight], axes, [out])
+        return
+    product = low.temporary(low.shape(out), out)
+    low.emit(Op.DOT, [x, weight], axes, [product])
+    low.elementwise(Op.ADD, [(product, x.attached or weight.attached), bias])
+
+
+def _embedding(low: Lowering, record: Record) -> None:
+    table, ids = record.args[:2]
+    rank = len(low.shape(record.outputs[0]))
+    index = broadcast(low.shape(ids.value), low.shape(record.outputs[0])[:-1])
+    low.emit(Op.GATHER, [table, ids], [(*(-1,) * (rank - 1), 1), (*index, -1)], record.outputs, axis=0)
+
+
+def _embedding_bag(low: Lowering, record: Record) -> None:
+    table, ids = record.args[:2]
+    rows = low.temporary((*low.shape(ids.value), low.shape(table.value)[1]), table.value)
+    rank = len(low.shape(ids.value))
+    low.emit(Op.GATHER, [table, ids], [(*(-1,) * rank, 1), None], [rows], axis=0)
+    out = record.outputs[0]
+    low.emit(Op.REDUCE, [(rows, table.attached)], [(-1, rank)], [out], degree=1.0)
+    _rest(low, record)
+
+
+def _index(low: Lowering, record: Record) -> None:
+    source, indices = record.args[0], record.args[1]
+    shape, out = low.shape(source.value), record.outputs[0]
+    places = [(k, r) for k, r in enumerate(indices) if isinstance(r, Ref)]
+    booleans = [r for _, r in places if str(low.drafts[r.value].geometry[3]) in ("torch.bool", "torch.uint8")]
+    rank = len(low.shape(out))
+    if len(places) == 1 and not booleans:
+        k, ref = places[0]
+        width = len(low.shape(ref.value))
+        axes = (*range(k), *(-1,) * width, *range(k + 1, len(shape)))
+        low.emit(Op.GATHER, [source, ref], [axes, None], [out], axis=k)
+        return
+    covered: set[int] = set()
+    at = 0
+    for r in indices:  # a boolean mask covers as many axes as it has
+        n = len(low.shape(r.value)) if isinstance(r, Ref) and r in booleans else 1
+        covered |= set(range(at, at + n)) if isinstance(r, Ref) else set()
+        at += n
+    kept = [a for a in range(len(shape)) if a not in covered]
+    first = min(covered, default=0)
+    adjacent = covered == set(range(first, first + len(covered)))
+    lead = [a for a in kept if a < first] if adjacent else []
+    axes = (*lead, *(-1,) * (rank - len(kept)), *[a for a in kept if a not in lead])
+    refs = [source, *(r for _, r in places)]
+    low.emit(Op.LAYOUT, refs, [axes, *[None] * len(places)], [out])
+
+
+def _index_select(low: Lowering, record: Record) -> None:
+    source, axis, ids = record.args[:3]
+    rank = len(low.shape(source.value))
+    axis %= max(rank, 1)
+    axes = tuple(-1 if i == axis else i for i in range(rank))
+    index = tuple(0 if i == axis else -1 for i in range(rank))
+    low.emit(Op.GATHER, [source, ids], [axes, index], record.outputs, axis=axis)
+
+
+def _gather(low: Lowering, record: Record) -> None:
+    source, axis, ids = record.args[:3]
+    rank = len(low.shape(source.value))
+    axis %= max(rank, 1)
+    axes = tuple(-1 if i == axis else i for i in range(rank))
+    low.emit(Op.GATHER, [source, ids], [axes, identity(rank)], record.outputs, axis=axis)
+
+
+def _update(low: Lowering, record: Record) -> None:
+    refs = _refs(record.args)
+    rank = len(low.shape(record.outputs[0]))
+    same = identity(rank)
+    axes = [same if i == 0 or len(low.shape(r.value)) == rank else None for i, r in enumerate(refs)]
+    low.emit(Op.UPDATE, refs, axes, record.outputs)
+
+
+def _normalize(low: Lowering, record: Record) -> None:
+    refs = [r for r in record.args if isinstance(r, Ref)]
+    rank = len(low.shape(record.outputs[0]))
+    axes: list[Axes | None] = [identity(rank), *[None] * (len(refs) - 1)]
+    low.emit(Op.NORMALIZE, refs, axes, record.outputs[:1])
+    _rest(low, record)
+
+
+def _weight_norm(low: Lowering, record: Record) -> None:
+    v, g = record.args[:2]
+    rank = len(low.shape(record.outputs[0]))
+    low.emit(Op.POINTWISE, [v, g], [identity(rank), None], record.outputs[:1], degree=0.0)
+
+
+def _loss(low: Lowering, record: Record) -> None:
+    logp, target = record.args[:2]
+    axis = 1 if len(low.shape(logp.value)) > 1 else 0
+    refs = [logp, target]
+    low.emit(Op.LOSS, refs, [None, None], record.outputs[:1], axis=axis)
+    _rest(low, record)
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(COPIES, _copy),
+    **dict.fromkeys(REARRANGED, _same_place(Op.LAYOUT)),
+    **dict.fromkeys(MASKS, _same_place(Op.MASK)),
+    "repeat": _repeat,
+    "cat": _concat,
+    "stack": _concat,
+    "native_dropout": _dropout,
+    "_fused_dropout": _dropout,
+    "masked_fill": _masked_fill,
+    "where": _where,
+    **dict.fromkeys(("add", "sub", "rsub"), _add),
+    **dict.fromkeys(("mul", "multiply"), _mul),
+    **dict.fromkeys(("div", "true_divide", "divide"), _div),
+    "neg": _neg,
+    "pow": _pow,
+    **dict.fromkeys(("addcmul", "addcdiv"), _addcmul),
+    "tanh": lambda low, r: low.elementwise(Op.TANH, [r.args[0]]),
+    "sigmoid": lambda low, r: low.elementwise(Op.SIGMOID, [r.args[0]]),
+    **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), _softmax),
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "matmul"), _product),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv"), _add_product),
+    "linear": _linear,
+    "embedding": _embedding,
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _embedding_bag),
+    "index": _index,
+    "index_select": _index_select,
+    "gather": _gather,
+    **dict.fromkeys(
+        "index_put _unsafe_index_put scatter scatter_add index_copy index_add index_fill masked_scatter slice_scatter "
+        "select_scatter scatter_reduce index_reduce".split(),
+        _update,
+    ),
+    **dict.fromkeys(
+        "native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm _native_batch_norm_legit "
+        "_batch_norm_with_update _batch_norm_no_update _fused_rms_norm _native_batch_norm_legit_no_training".split(),
+        _normalize,
+    ),
+    "_weight_norm_interface": _weight_norm,
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _loss),
+}

@@ -1,0 +1,45 @@
+"""What an ATen overload's schema says: which arguments it writes, and whether it is elementwise."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """Facts of one overload.
+
+    Attributes:
+        name: Its packet without the in-place underscore: "mul" for `aten.mul_.Tensor`.
+        overload: "Tensor", "Scalar", "default" ...
+        writes: Positions of arguments that it writes; `writes_names`: keyword arguments likewise.
+    """
+
+    name: str
+    overload: str
+    writes: tuple[int, ...]
+    writes_names: tuple[str, ...]
+    pointwise: bool
+    random: bool
+
+
+@lru_cache(maxsize=None)
+def schema_of(func: Any) -> Schema:
+    """Schema facts of an `OpOverload`; a higher-order operator is an opaque name."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return Schema(str(func), "", (), (), False, False)
+    namespace, _, rest = func._schema.name.partition("::")
+    name = rest[:-1] if rest.endswith("_") and not rest.endswith("__") else rest
+    written = [
+        (i, a) for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+    ]
+    return Schema(
+        name=name if namespace == "aten" else f"{namespace}.{name}",
+        overload=func._overloadname,
+        writes=tuple(i for i, a in written if not a.kwarg_only),
+        writes_names=tuple(a.name for _, a in written),
+        pointwise=torch.Tag.pointwise in func.tags,
+        random=torch.Tag.nondeterministic_seeded in func.tags,
+    )

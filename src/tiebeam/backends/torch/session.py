@@ -1,0 +1,79 @@
+"""Running a model so that nothing is left behind: RNG, modes, hooks, caches, parameters, buffers."""
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+
+def _drop(_: torch.Tensor) -> None:
+    return None
+
+
+def _refuse(_: None) -> torch.Tensor:
+    raise RuntimeError("tiebeam's pass keeps nothing for a backward pass")
+
+
+@contextmanager
+def neutral(model: nn.Module) -> Iterator[None]:
+    """Conditions of the pass.
+
+    Gradients are recorded (so detached roles show and fused inference paths are not taken) but nothing
+    is kept for a backward pass; cached casts are cleared; compiled wrappers run eagerly; generators
+    are as before afterwards.
+    """
+    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda" and p.device.index is not None})
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the model may use it: restore it
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_drop, _refuse))
+        if _compiled(model):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        torch.clear_autocast_cache()
+        try:
+            yield
+        finally:
+            torch.clear_autocast_cache()
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002 - see above
+
+
+def _compiled(model: nn.Module) -> bool:
+    import sys
+
+    # A compiled function anywhere needs dynamo to be loaded; asking the stance would load it (seconds).
+    return "torch._dynamo" in sys.modules or any(m._compiled_call_impl is not None for m in model.modules())
+
+
+@contextmanager
+def module_paths(model: nn.Module, stack: list[str]) -> Iterator[None]:
+    """Keep the path of the module whose forward is running on top of `stack`."""
+    paths = {id(m): path for path, m in reversed(list(model.named_modules()))}
+
+    def enter(module: nn.Module, _: Any) -> None:
+        stack.append(paths.get(id(module), stack[-1]))
+
+    def leave(module: nn.Module, *_: Any) -> None:
+        stack.pop()
+
+    pre = nn.modules.module.register_module_forward_pre_hook(enter)
+    post = nn.modules.module.register_module_forward_hook(leave, always_call=True)
+    try:
+        yield
+    finally:
+        pre.remove()
+        post.remove()
+        del stack[1:]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """What to run: a data-parallel wrapper would wait for a backward pass that never comes."""
+    while isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        model = model.module
+    return model

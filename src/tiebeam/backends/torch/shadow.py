@@ -1,0 +1,98 @@
+"""Meta passes: small values that do exist are kept beside the meta tensors.
+
+A meta tensor has no elements, yet masks, positions, shapes and constants made in `forward` do not
+depend on any weight. Their elements are computed on the CPU beside the pass, so that `.item()`, `nonzero`
+and the like are answered as a real pass would. Where an answer would need activations it is made up
+(zeros), and the tensor is remembered as invented.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+LIMIT = 1 << 16  # elements of a shadow: masks and positions, never activations
+
+
+def tensors_in(args: Any) -> list[torch.Tensor]:
+    """Every tensor in nested lists, tuples and dicts."""
+    if isinstance(args, torch.Tensor):
+        return [args]
+    if isinstance(args, (list, tuple)):
+        return [t for a in args for t in tensors_in(a)]
+    if isinstance(args, dict):
+        return [t for a in args.values() for t in tensors_in(a)]
+    return []
+
+
+def map_tensors(args: Any, f: Callable[[torch.Tensor], Any]) -> Any:
+    """`args` with every tensor replaced by `f(tensor)`."""
+    if isinstance(args, torch.Tensor):
+        return f(args)
+    if isinstance(args, (list, tuple)):
+        return type(args)(map_tensors(a, f) for a in args)
+    if isinstance(args, dict):
+        return {k: map_tensors(a, f) for k, a in args.items()}
+    return args
+
+
+class Shadows:
+    """CPU companions of small meta values, by value id."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, torch.Tensor] = {}
+        self.invented: set[int] = set()
+        self.answers: list[str] = []
+
+    def give(self, value: int, t: torch.Tensor) -> torch.Tensor:
+        """The companion of a meta tensor, made up where it is unknown."""
+        if t.device.type != "meta":
+            return t
+        if value not in self.of:
+            if t.numel() > LIMIT:
+                raise NotImplementedError(f"{t.numel()} elements of unknown value")
+            self.of[value] = torch.zeros(t.shape, dtype=t.dtype, device="cpu")
+            self.invented.add(value)
+        return self.of[value].as_strided(t.shape, self.of[value].stride()) if t.dim() else self.of[value]
+
+    def follow(
+        self, func: Any, args: Any, kwargs: dict[str, Any], out: Any, value: Callable[[torch.Tensor], int]
+    ) -> dict[int, torch.Tensor]:
+        """Companions of `out`, where all that `func` reads has one and they are small.
+
+        Must be called before the ledger gives written tensors their new version.
+        """
+        results = tensors_in(out)
+        if not results or any(t.device.type != "meta" or t.numel() > LIMIT for t in results):
+            return {}
+        read = tensors_in((args, kwargs))
+        if any(t.device.type == "meta" and value(t) not in self.of for t in read):
+            return {}
+        if not read and all(t.is_floating_point() and t.numel() > 1 for t in results):
+            return {}  # a fresh float tensor: nothing will ask for its elements
+        made = func(*self._on_cpu(args, value), **self._on_cpu(kwargs, value))
+        return dict(zip(map(id, results), tensors_in(made), strict=True))
+
+    def answer(self, func: Any, args: Any, kwargs: dict[str, Any], value: Callable[[torch.Tensor], int]) -> Any:
+        """Run `func` on companions, made up where unknown; tensors come back as meta tensors."""
+
+        def companion(t: torch.Tensor) -> torch.Tensor:
+            return self.give(value(t), t).clone()
+
+        made = func(*map_tensors(args, companion), **map_tensors(kwargs, companion))
+        self.answers.append(str(func))
+        return made
+
+    def _on_cpu(self, args: Any, value: Callable[[torch.Tensor], int]) -> Any:
+        def cpu(a: Any) -> Any:
+            if isinstance(a, torch.Tensor):
+                return self.of[value(a)].clone() if a.device.type == "meta" else a
+            if isinstance(a, torch.device):
+                return torch.device("cpu")
+            if isinstance(a, (list, tuple)):
+                return type(a)(cpu(x) for x in a)
+            if isinstance(a, dict):
+                return {k: cpu(x) for k, x in a.items()}
+            return a
+
+        return cpu(args)

@@ -1,0 +1,5 @@
+"""`python -m tiebeam.cli` is `tiebeam`."""
+
+from tiebeam.cli import main
+
+main()

@@ -1,0 +1,187 @@
+"""The commands: each resolves its target, asks the public calls, prints, and ends with a telling code."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tiebeam.cli.output import (
+    HEALTHY,
+    FailOn,
+    Format,
+    check_file,
+    exit_code,
+    format_for,
+    note,
+    outcome,
+    show,
+    stdout_kept_clean,
+)
+
+if TYPE_CHECKING:
+    from tiebeam.cli.targets import Target
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Mode(StrEnum):
+    """How `init` finds the std."""
+
+    auto = "auto"
+    analytic = "analytic"
+    empirical = "empirical"
+
+
+_TARGET = (
+    "module:callable, a folder or file with a Hugging Face config.json, a model type such as gpt2, "
+    "or hf:org/name."
+)
+
+TargetArg = Annotated[str, typer.Argument(metavar="TARGET", help=_TARGET, show_default=False)]
+FormatOpt = Annotated[
+    Format | None,
+    typer.Option("--format", help="Default: by the suffix of --output, else text.", show_default=False),
+]
+OutputOpt = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report there instead.")
+]
+SeedOpt = Annotated[int, typer.Option("--seed", min=0, help="Seed of random weights and of draws.")]
+DebugOpt = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import tiebeam
+
+        typer.echo(f"tiebeam {tiebeam.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def tiebeam_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """See what a language model does with its embedding table, and set it right.
+
+    Exit codes: 0 healthy; 1 a finding at or above --fail-on; 2 could not look; 130 interrupted.
+    """
+
+
+@app.command("inspect")
+def inspect_command(
+    target: TargetArg,
+    *,
+    meta: Annotated[bool, typer.Option("--meta", help="Build without memory: structure, no values.")] = False,
+    form: FormatOpt = None,
+    output: OutputOpt = None,
+    fail_on: Annotated[
+        FailOn, typer.Option("--fail-on", help="Least severity that makes the exit code 1.")
+    ] = FailOn.warning,
+    seed: SeedOpt = 0,
+    debug: DebugOpt = False,
+) -> None:
+    """Run a model once and report how it uses its vocabulary tables.
+
+    Says for each table whether lookup and readout share it, with which constant factors and std, what
+    the first loss will be, and what is wrong, with the fix. Nothing is changed. The code of a
+    module:callable runs; a hub repository's never does.
+    """
+    with outcome(debug):
+        check_file(output)
+        import tiebeam
+
+        with stdout_kept_clean():
+            found = _resolve(target, meta=meta, seed=seed)
+            report = tiebeam.inspect(found.model, found.inputs)
+        show(report, form or format_for(output), output)
+        code = exit_code(report, fail_on)
+    raise typer.Exit(code)
+
+
+@app.command("init")
+def init_command(
+    target: TargetArg,
+    *,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder for model.safetensors and config.json.")
+    ],
+    mode: Annotated[
+        Mode, typer.Option("--mode", help="From the structure alone, measured, or whichever serves.")
+    ] = Mode.auto,
+    seed: SeedOpt = 0,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files in a folder that is not empty.")
+    ] = False,
+    debug: DebugOpt = False,
+) -> None:
+    """Initialise a model's vocabulary tables so that its logits start at unit variance, and save it.
+
+    Writes safetensors and a config: the folder appears whole or not at all. One seed gives the same
+    tables everywhere. Everything but the tables and the readout's bias keeps its values.
+    """
+    with outcome(debug):
+        import tiebeam
+        from tiebeam.cli.save import check_out, save
+        from tiebeam.errors import TargetError
+
+        check_out(out, force=force)
+        with stdout_kept_clean():
+            found = _resolve(target, meta=False, seed=seed)
+            report = tiebeam.initialize(found.model, found.inputs, mode=mode.value, seed=seed)
+            if not report.init:
+                raise TargetError(
+                    f"'{target}' has no vocabulary table to initialise", expected="a language model"
+                )
+            if found.weights == "file":
+                tables = ", ".join(i.name for i in report.init)
+                note(f"note: the weights of {tables} in the file are replaced by new draws")
+            names = save(found.model, report, out, force=force)
+        show(report, Format.text, None)
+        note(f"wrote {', '.join(names)} to {out}")
+
+
+@app.command("demo")
+def demo_command(
+    *,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Training steps of each model.")] = None,
+    vocab: Annotated[int | None, typer.Option("--vocab", min=64, help="Tokens of the vocabulary.")] = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE.html", help="Where the HTML report goes.")
+    ] = Path("tiebeam-demo.html"),
+    seed: SeedOpt = 0,
+    debug: DebugOpt = False,
+) -> None:
+    """Diagnose the classic mistake, mend it, and train both models side by side.
+
+    A small GPT with a tied table at nn.Embedding's default std is inspected and initialised, and both
+    versions learn from the Python standard library's sources. Ends with a table and an HTML report with
+    both loss curves. Needs torch and tokenizers; about a minute on two cores.
+    """
+    with outcome(debug):
+        check_file(out)
+        from tiebeam.cli.demo import show_demo
+
+        show_demo(out, **_given(steps=steps, vocab=vocab, seed=seed))
+    raise typer.Exit(HEALTHY)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _resolve(target: str, *, meta: bool, seed: int) -> "Target":
+    from tiebeam.cli.targets import resolve
+
+    found = resolve(target, meta=meta, seed=seed)
+    for line in found.notes:
+        note(f"note: {line}")
+    return found

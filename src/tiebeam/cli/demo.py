@@ -1,0 +1,173 @@
+"""The demo on a terminal: progress bars while two models train, a table, a page with both curves."""
+
+import math
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from tiebeam.cli.output import write_text
+from tiebeam.errors import BackendError
+
+if TYPE_CHECKING:
+    from tiebeam.core.report import Report
+    from tiebeam.experiments.demo.result import DemoEvent, DemoResult
+
+MISTAKE, MENDED = "as built", "after tiebeam.initialize"
+_WRITES = 160  # characters of a sample on the terminal
+
+
+def show_demo(
+    out: Path,
+    *,
+    console: Console | None = None,
+    steps: int | None = None,
+    vocab: int | None = None,
+    seed: int = 0,
+) -> "DemoResult":
+    """Run the demo, show its progress, and write its page.
+
+    Args:
+        out: The HTML file.
+        console: Where to show; by default standard output.
+        steps: Training steps of each model; None is the demo's own number.
+        vocab: Tokens of the vocabulary; None likewise.
+        seed: Of weights and samples.
+
+    Raises:
+        BackendError: torch or tokenizers is missing.
+        TargetError: The page cannot be written.
+    """
+    result = _run(console := console or Console(highlight=False), steps, vocab, seed)
+    console.print(_findings(result.mistake.report))
+    console.print(closing_table(result))
+    console.print(_sentence(result))
+    for label, run in ((MISTAKE, result.mistake), (MENDED, result.mended)):
+        console.print(Text(f"\n{label} writes:", style="bold"))
+        console.print(Text(_shortened(run.sample)))
+    write_text(out, page(result))
+    console.print(Text(f"\nreport with both loss curves: {out.resolve()}"), soft_wrap=True)
+    return result
+
+
+def _run(console: Console, steps: int | None, vocab: int | None, seed: int) -> "DemoResult":
+    missing = [name for name in ("torch", "tokenizers") if find_spec(name) is None]
+    if missing:
+        raise BackendError(
+            "the demo cannot run",
+            got=f"no {' and no '.join(missing)}",
+            hint=f"pip install {' '.join(missing)}",
+        )
+    from tiebeam.experiments.demo.run import DemoSettings, run_demo
+
+    sizes: dict[str, Any] = {"seed": seed} | ({} if vocab is None else {"vocab": vocab})
+    with _progress(console) as progress:
+        return run_demo(steps=steps, on_event=_Bars(progress), settings=DemoSettings(**sizes))
+
+
+def _progress(console: Console) -> Progress:
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    ]
+    return Progress(*columns, TextColumn("{task.fields[detail]}"), console=console)
+
+
+class _Bars:
+    """One bar for each stage, made when its first event comes."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._bars: dict[str, TaskID] = {}
+
+    def __call__(self, event: "DemoEvent") -> None:
+        from tiebeam.experiments.demo.result import STAGES
+
+        if event.stage not in self._bars:
+            names: dict[str, str] = dict(STAGES)
+            bar = self._progress.add_task(names[event.stage], total=event.total, detail="")
+            self._bars[event.stage] = bar
+        bar = self._bars[event.stage]
+        self._progress.update(bar, completed=event.done, total=event.total)
+        if detail := event.detail or ("" if event.loss is None else f"loss {event.loss:.2f}"):
+            self._progress.update(bar, detail=detail)
+
+
+def rows(result: "DemoResult") -> list[tuple[str, str, str]]:
+    """What differs between the two models: (what, as built, mended), the closing table's body."""
+    pairs = (result.mistake, result.mended)
+    before, after = ((run.report.tables[0], run.curve) for run in pairs)
+    numbers = [
+        ("std of the table", before[0].std, after[0].std),
+        ("logit std, predicted", before[0].predicted.logit_std, after[0].predicted.logit_std),
+        ("first loss, predicted", before[0].predicted.initial_loss, after[0].predicted.initial_loss),
+        ("first loss, measured", before[1].initial_loss, after[1].initial_loss),
+        (f"loss after {len(before[1].train)} steps", before[1].final_loss, after[1].final_loss),
+        ("its perplexity", math.exp(before[1].final_loss), math.exp(after[1].final_loss)),
+        ("seconds of training", before[1].seconds, after[1].seconds),
+    ]
+    return [(what, _number(a), _number(b)) for what, a, b in numbers]
+
+
+def closing_table(result: "DemoResult") -> Table:
+    """The table that the demo ends with."""
+    table = Table(
+        "", MISTAKE, MENDED, title=f"ln V = {result.log_vocab:.2f} nats for {result.vocab:,} tokens"
+    )
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows(result):
+        table.add_row(*row)
+    return table
+
+
+def page(result: "DemoResult") -> str:
+    """The HTML page: both loss curves, the closing table, samples, and the report of the mistake."""
+    from tiebeam.reports.html import to_html
+
+    samples = [("", f"continues {result.prompt!r}")]
+    samples += [(MISTAKE, result.mistake.sample), (MENDED, result.mended.sample)]
+    extra: list[tuple[str, str | Sequence[Sequence[str]]]] = [
+        ("In short", _sentence(result)),
+        ("What differs", [("", MISTAKE, MENDED), *rows(result)]),
+        ("What they write", samples),
+    ]
+    return to_html(
+        result.mistake.report,
+        curves={MISTAKE: result.mistake.curve.validation, MENDED: result.mended.curve.validation},
+        title="the demo",
+        extra=extra,
+        log_vocab=result.log_vocab,
+    )
+
+
+def _sentence(result: "DemoResult") -> str:
+    steps = len(result.mistake.curve.train)
+    caught = result.caught_up_at
+    if caught is None:
+        return f"In {steps} steps the mended model did not reach the loss that the other ended with."
+    return f"The mended model reached after {caught} steps the loss that the other reached after {steps}."
+
+
+def _findings(report: "Report") -> Text:
+    text = Text("\n")
+    for finding in report.findings:
+        style = "bold red" if finding.severity == "error" else "bold"
+        text.append(f"{finding.severity} {finding.code}", style=style)
+        text.append(f" at {finding.where or 'the model'}: {finding.message}\n")
+    return text
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _shortened(sample: str) -> str:
+    return sample if len(sample) <= _WRITES else sample[:_WRITES] + " ..."

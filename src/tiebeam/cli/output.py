@@ -1,0 +1,161 @@
+"""How a command ends: what it prints, where it writes, and with which code it exits."""
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from tiebeam.errors import TargetError, TiebeamError
+
+if TYPE_CHECKING:
+    from tiebeam.core.report import Report
+
+HEALTHY, UNHEALTHY, COULD_NOT_LOOK, INTERRUPTED = 0, 1, 2, 130
+
+
+class Format(StrEnum):
+    """What a report is printed as."""
+
+    text = "text"
+    markdown = "markdown"
+    json = "json"
+    html = "html"
+
+
+class FailOn(StrEnum):
+    """The least severity of a finding that makes the exit code 1."""
+
+    warning = "warning"
+    error = "error"
+    never = "never"
+
+
+_SUFFIXES = {
+    ".html": Format.html,
+    ".htm": Format.html,
+    ".md": Format.markdown,
+    ".json": Format.json,
+}
+_FAILS = {
+    FailOn.warning: frozenset({"warning", "error"}),
+    FailOn.error: frozenset({"error"}),
+    FailOn.never: frozenset[str](),
+}
+
+
+def format_for(path: Path | None) -> Format:
+    """The format that a file's name asks for; text where it asks for none."""
+    return _SUFFIXES.get(path.suffix.lower(), Format.text) if path else Format.text
+
+
+def exit_code(report: "Report", fail_on: FailOn) -> int:
+    """1 where the report holds a finding at or above the severity, else 0."""
+    return UNHEALTHY if any(f.severity in _FAILS[fail_on] for f in report.findings) else HEALTHY
+
+
+def show(report: "Report", form: Format, output: Path | None) -> None:
+    """Print a report, or write it to a file that appears whole or not at all."""
+    if output is not None:
+        write_text(output, _rendered(report, form) + "\n")
+        note(f"wrote {output}")
+    elif form is Format.text:
+        from tiebeam.reports.text import to_text
+
+        typer.echo(to_text(report), color=True)  # to_text has decided; echo must not strip
+    else:
+        typer.echo(_rendered(report, form))
+
+
+def _rendered(report: "Report", form: Format) -> str:
+    if form is Format.text:
+        return str(report)
+    how = {Format.markdown: report.to_markdown, Format.json: report.to_json, Format.html: report.to_html}
+    return how[form]().rstrip("\n")
+
+
+def check_file(path: Path | None) -> None:
+    """Refuse, before any work is done, a file that cannot be written.
+
+    Raises:
+        TargetError: Its folder is missing, or it is a folder itself.
+    """
+    if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
+        raise TargetError(
+            f"the file '{path}' cannot be written",
+            got="a folder" if path.is_dir() else f"no folder '{path.resolve().parent}'",
+            expected="a file in a folder that exists",
+        )
+
+
+def note(text: str) -> None:
+    """Say something beside the report: on standard error, so that a pipe carries the report alone."""
+    typer.echo(text, err=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that readers see the old content or the new, never a part.
+
+    Raises:
+        TargetError: The folder is missing or cannot be written to.
+    """
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            Path(name).chmod(permissions(folder=False))
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as e:
+        raise TargetError(
+            f"the file '{path}' cannot be written", got=str(e), hint="name a file in a folder that exists"
+        ) from e
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def permissions(*, folder: bool) -> int:
+    """The mode that a new file or folder would have had without a temporary name."""
+    return (0o777 if folder else 0o666) & ~_umask()
+
+
+@contextmanager
+def outcome(debug: bool) -> Iterator[None]:
+    """Turn what goes wrong inside into a message and exit code 2, never 1 (which means a finding).
+
+    An expected error is printed without a traceback unless `debug`; an unexpected one always with it.
+    """
+    try:
+        yield
+    except TiebeamError as e:
+        if debug:
+            traceback.print_exc()
+        else:
+            note(f"{type(e).__name__}: {e}")
+        raise typer.Exit(COULD_NOT_LOOK) from e
+    except (typer.Exit, typer.Abort, BrokenPipeError):
+        raise
+    except Exception as e:
+        traceback.print_exc()
+        note(f"Unexpected {type(e).__name__}: a fault of tiebeam; please report it with the lines above.")
+        raise typer.Exit(COULD_NOT_LOOK) from e
+
+
+@contextmanager
+def stdout_kept_clean() -> Iterator[None]:
+    """Send what a model's own code prints to standard error, so that the report can be piped."""
+    with redirect_stdout(sys.stderr):
+        yield

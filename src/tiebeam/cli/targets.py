@@ -1,0 +1,204 @@
+"""From the word on the command line to a model: `module:callable`, a folder or file, a model type, `hf:`."""
+
+import difflib
+import functools
+import importlib
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tiebeam.errors import TargetError
+
+_CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_EXPECTED = "module:callable, a folder or file with a Hugging Face config.json, a model type, or hf:org/name"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model, ready to be looked at.
+
+    Attributes:
+        model: Whatever the public calls accept.
+        inputs: Example inputs, or None to have them made.
+        weights: Where the weights come from: "file" (trained, perhaps), "random", "meta" or "code".
+        notes: What the user should know about how it was built.
+    """
+
+    model: Any
+    inputs: Any = None
+    weights: str = "code"
+    notes: tuple[str, ...] = ()
+
+
+def resolve(target: str, *, meta: bool = False, seed: int = 0) -> Target:
+    """Make the model that a target names.
+
+    Args:
+        target: `module:callable` (its code runs, from the current folder too), a path, a transformers
+            model type, or `hf:org/name` with an optional `@revision`. Only the first runs code that is
+            not installed; nothing is ever unpickled.
+        meta: Build without memory for the weights.
+        seed: Of random weights.
+
+    Raises:
+        TargetError: The target names nothing, or what it names cannot be built.
+    """
+    if target.startswith("hf:"):
+        from tiebeam.cli.transformers_target import from_hub
+
+        return from_hub(target.removeprefix("hf:"), meta=meta, seed=seed)
+    path = Path(target).expanduser()
+    if path.exists() and target:
+        from tiebeam.cli.transformers_target import from_path
+
+        return from_path(path, meta=meta, seed=seed)
+    if _CALLABLE.fullmatch(target) and ".py:" not in target:
+        return _from_callable(target, meta=meta, seed=seed)
+    if not target or re.search(r"[/\\:]|\.(json|py|safetensors|bin|pt|pth|gguf)$", target):
+        raise TargetError(_missing(target), got=repr(target), expected=_EXPECTED, hint=_path_hint(target))
+    from tiebeam.cli.transformers_target import from_model_type
+
+    return from_model_type(target, meta=meta, seed=seed)
+
+
+def near(name: str, known: list[str]) -> str:
+    """A hint that names what may have been meant, or "" where nothing is close.
+
+    Example:
+        >>> near("gtp2", ["gpt2", "llama"])
+        "did you mean 'gpt2'?"
+    """
+    lowered = {k.lower(): k for k in known}
+    close = [lowered[m] for m in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.6)]
+    return f"did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def _missing(target: str) -> str:
+    return f"there is no file or folder '{target}'" if target else "the target is empty"
+
+
+def _path_hint(target: str) -> str:
+    file, _, name = target.partition(":")
+    if file.endswith(".py"):
+        module = file.removesuffix(".py").replace("/", ".").strip(".")
+        return f"name the module rather than the file: {module}:{name or 'build'}"
+    if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", target):
+        return f"for a repository on the Hugging Face hub write hf:{target}"
+    return "paths are taken from the current folder"
+
+
+def _from_callable(target: str, *, meta: bool, seed: int) -> Target:
+    module_name, _, path = target.partition(":")
+    found = _attribute(_module(module_name), path, target)
+    if _is_model_itself(found):
+        if meta:
+            raise TargetError(
+                f"'{target}' is a model that is built already, so --meta comes too late",
+                got=f"an instance of {type(found).__name__}",
+                expected="a function that builds it",
+            )
+        return Target(found)
+    _check_needs_nothing(found, target)
+    with _user_code(target, f"'{target}' failed", found), _building(meta, seed):
+        made = found()
+    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if model is None or (isinstance(made, tuple) and len(made) != 2):
+        raise TargetError(
+            f"'{target}' returned no model",
+            got=f"a tuple of {len(made)}" if isinstance(made, tuple) else repr(made),
+            expected="a model, or a tuple (model, inputs)",
+        )
+    return Target(model, inputs, weights="meta" if meta else "code")
+
+
+def _module(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    with _user_code(name, f"the module '{name}' cannot be imported"):
+        return importlib.import_module(name)
+
+
+def _attribute(module: ModuleType, path: str, target: str) -> Any:
+    found: Any = module
+    for part in path.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as e:
+            names = [n for n in dir(found) if not n.startswith("_")]
+            raise TargetError(
+                f"'{target}': {getattr(found, '__name__', found)} has no attribute '{part}'",
+                got=f"a module with {', '.join(names[:12]) or 'nothing public'}",
+                hint=near(part, names),
+            ) from e
+    return found
+
+
+def _is_model_itself(found: object) -> bool:
+    """Functions and classes are called for a model; any other object is one."""
+    return not (inspect.isroutine(found) or isinstance(found, type | functools.partial))
+
+
+def _check_needs_nothing(found: Callable[..., Any], target: str) -> None:
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except (TypeError, ValueError):
+        return  # no signature to be had: the call will tell
+    collected = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in collected]
+    if needed:
+        raise TargetError(
+            f"'{target}' cannot be called",
+            got=f"a callable that must have {', '.join(needed)}",
+            expected="a callable without arguments that returns a model, or (model, inputs)",
+            hint="wrap it in a function that fills them in",
+        )
+
+
+@contextmanager
+def _user_code(target: str, what: str, callee: object = None) -> Iterator[None]:
+    """Whatever the user's code raises is a target that cannot be built; the original is chained."""
+    try:
+        yield
+    except (Exception, SystemExit) as e:
+        frames = [f for f in traceback.extract_tb(e.__traceback__)[1:] if not f.filename.startswith("<")]
+        at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        raise TargetError(
+            what,
+            got=f"{type(e).__name__}: {e}{at}",
+            hint=_explained(e, target) or "--debug shows the traceback",
+        ) from e
+
+
+def _explained(error: BaseException, target: str) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name and target.split(":")[0].startswith(error.name):
+        return "the current folder is searched first, then what is installed"
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        keys = getattr(type(frame.f_locals.get("self")), "_tied_weights_keys", None)
+        if isinstance(keys, list) and keys and "list" in str(error):
+            name = type(frame.f_locals["self"]).__name__
+            pairs = ", ".join(f"{k!r}: '<input embedding>.weight'" for k in keys)
+            return (
+                f"transformers 5 takes a mapping, target to source: {name}._tied_weights_keys = {{{pairs}}}"
+            )
+    return ""
+
+
+@contextmanager
+def _building(meta: bool, seed: int) -> Iterator[None]:
+    """Seed and, for `meta`, make tensors without memory, where torch is there to ask."""
+    if "torch" not in sys.modules and not (meta and find_spec("torch")):
+        yield
+        return
+    from tiebeam.cli.transformers_target import on_meta, seeded
+
+    with seeded(seed), on_meta() if meta else nullcontext():
+        yield

@@ -1,0 +1,88 @@
+"""Constant factors: numbers that multiply, with the reason where one is not known."""
+
+from dataclasses import dataclass
+
+from tiebeam.core.provenance import INPUT, INTS, LEAF
+from tiebeam.ir import Graph, Op, Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A constant, or why there is none.
+
+    Attributes:
+        value: The product, sign kept; None where it is not a known constant.
+        reason: Why it is None.
+        literal: A number of the program went in, so that it could be a size or a reading of the inputs.
+    """
+
+    value: float | None = 1.0
+    reason: str = ""
+    literal: bool = False
+
+    def times(self, other: "Factor") -> "Factor":
+        if self.value is None or other.value is None:
+            return Factor(None, self.reason or other.reason, self.literal or other.literal)
+        return Factor(self.value * other.value, "", self.literal or other.literal)
+
+    def plus(self, other: "Factor") -> "Factor":
+        if self.value is None or other.value is None:
+            return Factor(None, self.reason or other.reason, self.literal or other.literal)
+        return Factor(self.value + other.value, "", self.literal or other.literal)
+
+    def inverse(self) -> "Factor":
+        if self.value is None:
+            return self
+        if self.value == 0:
+            return Factor(None, "a division by zero", self.literal)
+        return Factor(1.0 / self.value, "", self.literal)
+
+
+ONE = Factor()
+
+
+def scalar(graph: Graph, flags: list[int], value: int) -> Factor | None:
+    """The factor that a one-element value (or its expansion) stands for; None if it has more elements."""
+    v = graph.values[value]
+    while v.size != 1 or (v.number is None and not v.lost):
+        node = graph.producer(v.id)
+        if node is None or node.op not in (Op.LAYOUT, Op.CAST):
+            break
+        source = graph.values[node.inputs[0]]
+        if source.size != 1:
+            break
+        v = source
+    if v.size != 1:
+        return None
+    if flags[v.id] & INPUT:
+        return Factor(None, "it depends on the inputs")
+    if v.number is not None:
+        return Factor(v.number, "", literal=not flags[v.id] & LEAF)
+    if v.lost:
+        return Factor(None, f"its value{_leaf_of(graph, v.id)} is lost on meta")
+    return Factor(None, "it is random")
+
+
+def _leaf_of(graph: Graph, value: int) -> str:
+    """" in 'name'" for the leaf that a scalar was computed from."""
+    stack, seen = [value], set()
+    while stack:
+        v = stack.pop()
+        leaf = graph.values[v].leaf
+        if leaf is not None:
+            return f" in {leaf.name!r}"
+        node = graph.producer(v)
+        if node is not None and v not in seen:
+            seen.add(v)
+            stack += node.inputs
+    return ""
+
+
+def is_mask(graph: Graph, flags: list[int], value: int) -> bool:
+    """Whether multiplying by this value only switches elements on and off (it came from integers)."""
+    return bool(flags[value] & INTS) and graph.values[value].size > 1
+
+
+def is_constant(graph: Graph, flags: list[int], value: int) -> bool:
+    """Whether no input reached it: a weight, a bias, a position row, a number."""
+    return not flags[value] & INPUT or graph.values[value].origin is Origin.LITERAL

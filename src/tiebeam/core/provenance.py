@@ -1,0 +1,46 @@
+"""Where values come from: from an input, through integers alone, from a leaf."""
+
+from tiebeam.ir import Graph, Node, Op, Origin
+
+INPUT = 1  # an input of the model reached it
+INTS = 2  # ... through integer operations alone (a mask, a position, a one-hot matrix)
+IDS = 4  # ... and it still is a token id, moved or shifted, no comparison or count
+LEAF = 8  # a parameter or buffer reached it
+
+_MOVES = (Op.LAYOUT, Op.CAST, Op.MASK, Op.UPDATE, Op.CONCAT, Op.DROPOUT)
+_ARITHMETIC = (Op.ADD, Op.SUB, Op.MUL, Op.POINTWISE, Op.GATHER)
+
+
+def provenance(graph: Graph) -> list[int]:
+    """Flags of every value, in one pass over the nodes."""
+    flags = [0] * len(graph.values)
+    for value in graph.values:
+        if value.origin is Origin.INPUT:
+            flags[value.id] = INPUT | (INTS | IDS if value.integral else 0)
+        elif value.origin is Origin.LEAF:
+            flags[value.id] = LEAF
+    for node in graph.nodes:
+        read = [flags[v] for v in node.inputs]
+        out = 0
+        for f in read:
+            out |= f & (INPUT | LEAF)
+        if out & INPUT:
+            out |= _integers(graph, node, read)
+        for v in node.outputs:
+            flags[v] = out
+    return flags
+
+
+def _integers(graph: Graph, node: Node, read: list[int]) -> int:
+    reached = [f for f in read if f & INPUT]
+    if not all(f & INTS for f in reached):
+        return 0
+    out = graph.values[node.output]
+    if not out.integral and node.op not in _MOVES:
+        # Arithmetic on a mask with numbers leaves it a mask; with weights or positions it is a float signal.
+        plain = all(f & INPUT or not f & LEAF for f in read) and node.op in (Op.MUL, Op.SUB, Op.ADD)
+        return INTS if plain else 0
+    keeps = node.op in _MOVES or (node.op in _ARITHMETIC and out.integral)
+    if keeps and out.dtype != "bool" and any(f & IDS for f in reached):
+        return INTS | IDS
+    return INTS

@@ -1,0 +1,211 @@
+"""Lookup and Readout records: what one place does with a table, with repeated executions folded."""
+
+import math
+from dataclasses import dataclass, replace
+
+from tiebeam.core.facts import Lookup, Readout
+from tiebeam.core.gradients import reached_by_gradients
+from tiebeam.core.norms import every_use_normalizes, normalized_upstream, stream_before
+from tiebeam.core.numbers import Factor
+from tiebeam.core.provenance import INPUT
+from tiebeam.core.roles import Read, Reads
+from tiebeam.core.source import source_of
+from tiebeam.core.walk import Forward, Walk, backward
+from tiebeam.ir import Graph, Op
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A record with what grouping needs.
+
+    Attributes:
+        read: The first execution.
+        literal: A number of the program went into the factor: it could be a size of the inputs.
+    """
+
+    fact: Lookup | Readout
+    read: Read
+    literal: bool
+
+    @property
+    def site(self) -> tuple[str, str, str, int]:
+        """What one call site is known by, also in another pass."""
+        kind = "lookup" if isinstance(self.fact, Lookup) else "readout"
+        return kind, self.fact.where, self.fact.name, self.read.vocab_axis
+
+
+def build_uses(graph: Graph, flags: list[int], reads: Reads) -> list[Use]:
+    """One `Use` for each call site with equal facts."""
+    alive = reached_by_gradients(graph) if graph.attached else [True] * len(graph.values)
+    uses = [_lookup(graph, flags, r, alive) for r in reads.lookups]
+    uses += [_readout(graph, flags, r, alive) for r in reads.readouts]
+    return _fold(uses)
+
+
+def _gradient(read: Read, alive: list[bool]) -> bool:
+    if not read.source.leaf.trainable:
+        return True  # frozen on purpose: nothing is cut
+    return read.source.attached and alive[read.node.output]
+
+
+def _lookup(graph: Graph, flags: list[int], read: Read, alive: list[bool]) -> Use:
+    walk = Forward(graph, flags, read.node.output).run()
+    outside = walk.factor()
+    factor = read.source.factor.times(outside)
+    measured = graph.rms.get(read.node.output)
+    rms = None if measured is None or outside.value is None else measured * abs(outside.value)
+    fact = Lookup(
+        name=read.source.leaf.name,
+        where=read.node.where,
+        kind="gather" if read.node.op is Op.GATHER else "product",
+        factor=factor.value,
+        norm_after=bool(walk.ends) and all(every_use_normalizes(graph, v) for v, _ in walk.ends),
+        gradient=_gradient(read, alive),
+        rms=rms,
+        reparametrized=read.source.altered,
+        notes=_reasons(factor),
+    )
+    return Use(fact, read, factor.literal)
+
+
+def _readout(graph: Graph, flags: list[int], read: Read, alive: list[bool]) -> Use:
+    walk = Forward(graph, flags, read.node.output, read.axis).run()
+    stream = stream_before(graph, flags, read.other)
+    behind = backward(graph, flags, read.other, normalized=stream is not None)
+    factor = behind.factor.times(read.source.factor).times(walk.factor())
+    upstream = stream if stream is not None else normalized_upstream(graph, flags, read.other)
+    measured = graph.rms.get(read.other)
+    if measured is not None and behind.factor.value not in (None, 0.0):
+        measured /= abs(behind.factor.value or 1.0)
+    elif graph.meta and stream is not None:
+        measured = 1.0
+    fact = Readout(
+        name=read.source.leaf.name,
+        where=read.node.where,
+        factor=factor.value,
+        soft_cap=walk.soft_cap(),
+        bias=tuple(walk.biases),
+        hidden_rms=measured,
+        normalized=upstream is not None,
+        kappa=None if upstream is None else graph.cosine.get((read.node.index, upstream)),
+        logit_std=_logit_std(graph, read, walk),
+        gradient=_gradient(read, alive),
+        delta=_deltas(graph, flags, read, walk),
+        reparametrized=read.source.altered,
+        notes=_reasons(factor),
+    )
+    return Use(fact, read, factor.literal)
+
+
+def _reasons(factor: Factor) -> tuple[str, ...]:
+    return (factor.reason,) if factor.value is None else ()
+
+
+def _logit_std(graph: Graph, read: Read, walk: Walk) -> float | None:
+    """Measured std of the logits before a soft cap: the product's own, times what follows it."""
+    if not graph.logit_std:
+        return None
+    end, state = walk.ends[0] if walk.ends else (read.node.output, None)
+    if state is None or state.cap:
+        inner = graph.logit_std.get(read.node.output)
+        slope = None if state is None else state.total().value
+        return None if inner is None or slope is None else inner * abs(slope)
+    v = end
+    while v not in graph.logit_std:
+        node = graph.producer(v)
+        if node is None or node.op not in (Op.LAYOUT, Op.CAST) or v == read.node.output:
+            break
+        v = node.inputs[0]
+    found = graph.logit_std.get(v)
+    if found is not None and math.isfinite(found):
+        return found
+    inner, total = graph.logit_std.get(read.node.output), walk.factor().value
+    return None if inner is None or total is None else inner * abs(total)
+
+
+def _deltas(graph: Graph, flags: list[int], read: Read, walk: Walk) -> tuple[str, ...]:
+    """Leaves of other vocabulary-sized products added to these logits: a low-rank adapter."""
+    names = []
+    for value in walk.added:
+        v = value
+        for _ in range(16):
+            node = graph.producer(v)
+            if node is None:
+                break
+            if node.op is Op.DOT:
+                for i in (0, 1):
+                    source = source_of(graph, flags, node, i)
+                    if source and read.vocab in source.shape and source.leaf.key != read.source.leaf.key:
+                        names.append(source.leaf.name)
+                break
+            moving = [x for x in node.inputs if flags[x] & INPUT]
+            if len(moving) != 1:
+                break
+            v = moving[0]
+    return tuple(dict.fromkeys(names))
+
+
+def _fold(uses: list[Use]) -> list[Use]:
+    """Executions of one call site with equal facts become one record with a count."""
+    folded: dict[tuple[object, ...], list[Use]] = {}
+    for use in uses:
+        f = use.fact
+        facts: tuple[object, ...] = (f.factor, f.notes, f.gradient, f.reparametrized)
+        if isinstance(f, Readout):
+            facts += (f.soft_cap, f.bias, f.delta)
+        else:
+            facts += (f.norm_after, f.kind)
+        folded.setdefault((*use.site, use.read.source.leaf.key, *facts), []).append(use)
+    return [_merge(group) for group in folded.values()]
+
+
+def _merge(group: list[Use]) -> Use:
+    first = group[0]
+    facts = [u.fact for u in group]
+    fact = replace(first.fact, count=len(group))
+    if isinstance(fact, Readout):
+        readouts = [f for f in facts if isinstance(f, Readout)]
+        fact = replace(
+            fact,
+            hidden_rms=root_mean_square([f.hidden_rms for f in readouts]),
+            logit_std=root_mean_square([f.logit_std for f in readouts]),
+            kappa=next((f.kappa for f in readouts if f.kappa is not None), None),
+        )
+    else:
+        fact = replace(fact, rms=root_mean_square([f.rms for f in facts if isinstance(f, Lookup)]))
+    return replace(first, fact=fact, literal=any(u.literal for u in group))
+
+
+def root_mean_square(numbers: list[float | None]) -> float | None:
+    """Root mean square of the known numbers, or None."""
+    known = [n for n in numbers if n is not None]
+    return math.sqrt(sum(n * n for n in known) / len(known)) if known else None
+
+
+def confirm(uses: list[Use], again: list[Use]) -> list[Use]:
+    """Drop factors that a pass over other inputs does not repeat: they were sizes or readings of them."""
+    other: dict[tuple[str, str, str, int], list[float | None]] = {}
+    for use in again:
+        other.setdefault(use.site, []).append(use.fact.factor)
+    return [u if not u.literal or u.fact.factor is None else _confirmed(u, other.get(u.site, [])) for u in uses]
+
+
+def _confirmed(use: Use, seen: list[float | None]) -> Use:
+    mine = use.fact.factor
+    if any(f is not None and mine is not None and math.isclose(f, mine, rel_tol=1e-6) for f in seen) or not seen:
+        return use
+    values = ", ".join("unknown" if f is None else f"{f:.6g}" for f in seen)
+    reason = f"it comes from the inputs: {mine:.6g} in one pass, {values} in a pass of another length"
+    fact = replace(use.fact, factor=None, notes=(*use.fact.notes, reason))
+    return replace(use, fact=replace(fact, soft_cap=None) if isinstance(fact, Readout) else fact)
+
+
+def unconfirmed(uses: list[Use], why: str) -> list[Use]:
+    """Where no other length can be run: a number that could be a reading of the inputs is not known."""
+    reason = f"it could come from the inputs, and no other inputs could be tried ({why})"
+    return [
+        replace(u, fact=replace(u.fact, factor=None, notes=(*u.fact.notes, reason)))
+        if u.literal and u.fact.factor not in (None, 1.0)
+        else u
+        for u in uses
+    ]

@@ -1,0 +1,117 @@
+"""From an operand back to the table: through views, casts and the table's own factor."""
+
+from dataclasses import dataclass, replace
+
+from tiebeam.core.numbers import ONE, Factor, scalar
+from tiebeam.core.provenance import INPUT
+from tiebeam.ir import Axes, Graph, Leaf, Node, Op, Value
+
+DEPTH = 64  # operations between a parameter and its use: parametrisations have a dozen
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A leaf matrix as one operand holds it.
+
+    Attributes:
+        leaf: The parameter or buffer.
+        shape: Its shape.
+        axes: For each axis of the operand the leaf's axis, or -1.
+        factor: Constant factor on the way.
+        altered: Why the operand's values are not the leaf's ("" where they are).
+        attached: Whether gradients flow all the way.
+    """
+
+    leaf: Leaf
+    shape: tuple[int, ...]
+    dtype: str
+    axes: Axes
+    factor: Factor
+    altered: str
+    attached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    value: int
+    axes: Axes
+    factor: Factor
+    altered: str
+    attached: bool
+
+
+def source_of(graph: Graph, flags: list[int], node: Node, operand: int) -> Source | None:
+    """The leaf matrix behind operand number `operand` of `node`, or None."""
+    value = node.inputs[operand]
+    attached = node.attached[operand] is not False or not node.recorded
+    rank = len(graph.values[value].shape)
+    return _back(graph, flags, _Step(value, tuple(range(rank)), ONE, "", attached), DEPTH)
+
+
+def _back(graph: Graph, flags: list[int], step: _Step, depth: int) -> Source | None:
+    while depth > 0 and not flags[step.value] & INPUT:
+        depth -= 1
+        value = graph.values[step.value]
+        if value.leaf is not None:
+            return _arrive(value, step)
+        node = graph.producer(step.value)
+        if node is None or sum(a >= 0 for a in step.axes) < 2:
+            return None
+        choices = [s for i in range(len(node.inputs)) if (s := _through(graph, flags, node, i, step)) is not None]
+        if not choices:
+            return None
+        if len(choices) > 1:
+            found = (_back(graph, flags, c, depth) for c in choices)
+            return next((f for f in found if f is not None), None)
+        step = choices[0]
+    return None
+
+
+def _arrive(value: Value, step: _Step) -> Source | None:
+    long = [i for i, n in enumerate(value.shape) if n != 1]
+    if len(value.shape) < 2 or len(long) > 2 or value.leaf is None:
+        return None
+    return Source(value.leaf, value.shape, value.dtype, step.axes, step.factor, step.altered, step.attached)
+
+
+def _through(graph: Graph, flags: list[int], node: Node, i: int, step: _Step) -> _Step | None:
+    """The step before `node` if operand `i` is the table, or None."""
+    axes = node.axes[i]
+    if axes is None:
+        return None
+    mapped = tuple(axes[a] if a >= 0 else -1 for a in step.axes)
+    attached = step.attached and (node.attached[i] is not False or not node.recorded)
+    back = replace(step, value=node.inputs[i], axes=mapped, attached=attached)
+    match node.op:
+        case Op.LAYOUT | Op.CAST:
+            return back if i == 0 else None
+        case Op.DROPOUT | Op.MASK:
+            return replace(back, altered=step.altered or f"{node.label} on the table") if i == 0 else None
+        case Op.UPDATE:
+            return replace(back, altered=step.altered or "some rows are replaced") if i == 0 else None
+        case Op.CONCAT:
+            return back
+        case Op.MUL | Op.DIV:
+            return _scaled(graph, flags, node, i, back)
+        case Op.ADD | Op.SUB:
+            return replace(back, altered=step.altered or "something is added to the table")
+        case Op.POINTWISE | Op.TANH | Op.SIGMOID | Op.NORMALIZE:
+            return replace(back, altered=step.altered or f"{node.label} on the table")
+    return None
+
+
+def _scaled(graph: Graph, flags: list[int], node: Node, i: int, back: _Step) -> _Step | None:
+    other = node.inputs[1 - i]
+    if graph.values[node.inputs[i]].size == 1 and graph.values[other].size != 1:
+        return None
+    by = scalar(graph, flags, other)
+    if by is None:
+        if graph.values[other].size > graph.values[node.inputs[i]].size:
+            return None
+        vector = Factor(None, f"the table is multiplied by a tensor of shape {graph.values[other].shape}")
+        return replace(back, factor=back.factor.times(vector), altered=back.altered or f"{node.label} by a tensor")
+    if node.op is Op.DIV:
+        if i == 1:
+            return None
+        by = by.inverse()
+    return replace(back, factor=back.factor.times(by))

@@ -1,0 +1,320 @@
+"""The walk: which constant factor a signal meets between a role and the first thing that is no constant.
+
+Layout, casts, slices, dropout, masks and adds of other embeddings or biases are passed through; scalars are
+collected, sums of equal terms too; anything else ends the walk.
+"""
+
+import heapq
+import math
+from dataclasses import dataclass, field, replace
+
+from tiebeam.core.numbers import ONE, Factor, is_constant, is_mask, scalar
+from tiebeam.core.provenance import INPUT
+from tiebeam.ir import Graph, Node, Op
+
+_PASS = (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK, Op.UPDATE, Op.CONCAT)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the walk knows at one value.
+
+    Attributes:
+        factor: Product so far; after a cap the amplitude alone.
+        axis: Where the vocabulary axis stands (readouts), or -1.
+        cap: "tanh" or "sigmoid" once a soft cap was met, with its inner slope in `inner`.
+        shift: Constant added to the signal so far.
+    """
+
+    factor: Factor = ONE
+    axis: int = -1
+    cap: str = ""
+    inner: Factor = ONE
+    shift: float = 0.0
+
+    def total(self) -> Factor:
+        """The factor at signal 0, slope of the cap included."""
+        if not self.cap:
+            return self.factor
+        if self.cap == "tanh":
+            slope = 1.0 - math.tanh(self.shift) ** 2
+        else:
+            p = 1.0 / (1.0 + math.exp(-self.shift))
+            slope = p * (1.0 - p)
+        return self.factor.times(self.inner).times(Factor(slope))
+
+    def soft_cap(self) -> float | None:
+        if not self.cap or self.factor.value is None:
+            return None
+        return abs(self.factor.value) * (1.0 if self.cap == "tanh" else 0.5)
+
+
+@dataclass(slots=True)
+class Walk:
+    """Where a forward walk ended.
+
+    Attributes:
+        ends: (value, state) of every end.
+        biases: Leaf names over the vocabulary that were added.
+        added: Values that were added and depend on the inputs (an adapter's product, for one).
+    """
+
+    ends: list[tuple[int, State]] = field(default_factory=list)
+    biases: list[str] = field(default_factory=list)
+    added: list[int] = field(default_factory=list)
+
+    def factor(self) -> Factor:
+        totals = [s.total() for _, s in self.ends]
+        return agreed(totals)
+
+    def soft_cap(self) -> float | None:
+        caps = {s.soft_cap() for _, s in self.ends}
+        return caps.pop() if len(caps) == 1 else None
+
+
+def agreed(factors: list[Factor]) -> Factor:
+    """The factor that all agree on, or None with the reason."""
+    if not factors:
+        return ONE
+    first = factors[0]
+    unknown = next((f for f in factors if f.value is None), None)
+    if unknown is not None:
+        return unknown
+    if any(not math.isclose(f.value or 0.0, first.value or 0.0, rel_tol=1e-9) for f in factors):
+        values = ", ".join(dict.fromkeys(f"{f.value:.6g}" for f in factors))
+        return Factor(None, f"uses differ: {values}", any(f.literal for f in factors))
+    return replace(first, literal=any(f.literal for f in factors))
+
+
+class Forward:
+    """A walk forwards from `start`; `axis` is the vocabulary axis of a readout's product."""
+
+    def __init__(self, graph: Graph, flags: list[int], start: int, axis: int | None = None) -> None:
+        self.graph, self.flags, self.start = graph, flags, start
+        self.readout = axis is not None
+        self.states = {start: State(axis=-1 if axis is None else axis)}
+        self.walk = Walk()
+        self.absorbed: set[int] = set()
+        self._depends: dict[int, bool] = {start: True}
+
+    def run(self) -> Walk:
+        queue = [(self.graph.values[self.start].producer, self.start)]
+        done: set[int] = set()
+        while queue:
+            _, v = heapq.heappop(queue)
+            if v in done or v in self.absorbed:
+                continue
+            done.add(v)
+            nodes = [self.graph.nodes[i] for i in self.graph.consumers[v]]
+            steps = [(n, self.step(n, v)) for n in nodes if self._alive(n)]
+            if not steps or v in self.graph.returned or any(s is None for _, s in steps):
+                self.walk.ends.append((v, self.states[v]))
+                continue
+            for n, state in steps:
+                if state is not None:
+                    self.states[n.output] = state
+                    heapq.heappush(queue, (n.index, n.output))
+        return self.walk
+
+    def _alive(self, node: Node) -> bool:
+        return any(self.graph.consumers[o] or o in self.graph.returned for o in node.outputs)
+
+    def step(self, node: Node, v: int) -> State | None:
+        """The state behind `node`, or None where it ends the walk."""
+        state = self.states[v]
+        places = [i for i, x in enumerate(node.inputs) if x == v]
+        i = places[0]
+        axes = node.axes[i]
+        if node.op is Op.GATHER and i == 0 and axes is not None and node.axis != state.axis:
+            return self._moved(state, axes)
+        if axes is None:
+            return None
+        if node.op in _PASS:
+            others = [x for x in node.inputs if x != v]
+            if node.op is Op.UPDATE and any(self.depends(x) for x in others):
+                return None
+            return self._moved(state, axes)
+        if node.op in (Op.MUL, Op.DIV):
+            return self._scaled(node, i, self._moved(state, axes))
+        if node.op in (Op.ADD, Op.SUB):
+            return self._added(node, v, places, self._moved(state, axes))
+        if node.op in (Op.TANH, Op.SIGMOID) and self.readout and not state.cap:
+            return State(ONE, state.axis, node.op.name.lower(), state.factor, state.shift)
+        return None
+
+    def _moved(self, state: State, axes: tuple[int, ...]) -> State:
+        return replace(state, axis=axes.index(state.axis) if state.axis in axes and state.axis >= 0 else -1)
+
+    def _scaled(self, node: Node, i: int, state: State) -> State | None:
+        other = node.inputs[1 - i]
+        if node.op is Op.DIV and i == 1:
+            return None
+        if self.graph.values[node.inputs[i]].size == 1 and self.graph.values[other].size != 1:
+            return None
+        by = scalar(self.graph, self.flags, other)
+        if by is None:
+            if self.depends(other):
+                return None  # a normalisation or a gate: the walk ends here
+            if is_mask(self.graph, self.flags, other):
+                return state
+            kind = "depends on the inputs" if self.flags[other] & INPUT else "is no scalar"
+            by = Factor(None, f"the multiplication by a tensor of shape {self.graph.values[other].shape} {kind}")
+        elif self.flags[other] & INPUT and self.depends(other):
+            return None
+        if node.op is Op.DIV:
+            by = by.inverse()
+        shift = state.shift * by.value if by.value is not None and not state.cap else state.shift
+        return replace(state, factor=state.factor.times(by), shift=shift)
+
+    def _added(self, node: Node, v: int, places: list[int], state: State) -> State | None:
+        sign = -1.0 if node.op is Op.SUB else 1.0
+        if len(places) == 2:
+            return replace(state, factor=state.factor.times(Factor(1.0 + sign)))
+        i = places[0]
+        other = node.inputs[1 - i]
+        if node.op is Op.SUB and i == 1:
+            state = replace(state, factor=state.factor.times(Factor(-1.0)), shift=-state.shift)
+        multiple = self._multiple_of(other, v)
+        if multiple is not None:
+            mine = Factor(-1.0 if node.op is Op.SUB and i == 1 else 1.0)
+            theirs = multiple.times(Factor(sign if i == 0 else 1.0))
+            return replace(state, factor=self.states[v].factor.times(mine.plus(theirs)))
+        if self.depends(other):
+            return None
+        self._note(node, 1 - i, other, state)
+        number = scalar(self.graph, self.flags, other)
+        if number is not None and number.value is not None and not state.cap:
+            return replace(state, shift=state.shift + (sign if i == 0 else 1.0) * number.value)
+        return state
+
+    def _note(self, node: Node, i: int, other: int, state: State) -> None:
+        """Remember what was added: a bias over the vocabulary, or something of the inputs."""
+        if not self.readout:
+            return
+        if self.flags[other] & INPUT:
+            self.walk.added.append(other)
+            return
+        axes = node.axes[i]
+        if axes is not None and state.axis >= 0 and axes[state.axis] >= 0:
+            leaf = self._leaf_behind(other)
+            if leaf is not None and leaf not in self.walk.biases:
+                self.walk.biases.append(leaf)
+
+    def _leaf_behind(self, value: int) -> str | None:
+        stack = [value]
+        for _ in range(32):
+            if not stack:
+                return None
+            v = stack.pop()
+            leaf = self.graph.values[v].leaf
+            if leaf is not None:
+                return leaf.name
+            node = self.graph.producer(v)
+            if node is not None:
+                stack += node.inputs
+        return None
+
+    def _multiple_of(self, value: int, root: int) -> Factor | None:
+        """c where `value` is c * root, element by element; marks what lies between as part of this step."""
+        factor, between, v = ONE, [], value
+        while v != root:
+            node = self.graph.producer(v)
+            if node is None or node.index <= self.graph.values[root].producer:
+                return None
+            if len(self.graph.consumers[v]) == 1:
+                between.append(v)
+            if node.op is Op.CAST:
+                v = node.inputs[0]
+                continue
+            if node.op not in (Op.MUL, Op.DIV):
+                return None
+            sizes = [self.graph.values[x].size for x in node.inputs]
+            i = 0 if sizes[0] >= sizes[1] or node.op is Op.DIV else 1
+            by = scalar(self.graph, self.flags, node.inputs[1 - i])
+            if by is None or by.value is None:
+                return None
+            factor = factor.times(by.inverse() if node.op is Op.DIV else by)
+            v = node.inputs[i]
+        self.absorbed.update(between)
+        return factor
+
+    def depends(self, value: int) -> bool:
+        """Whether `value` was computed from `start`."""
+        low = self.graph.values[self.start].producer
+        stack, path = [value], []
+        while stack:
+            v = stack.pop()
+            if self._depends.get(v):
+                for other in path:  # some of these lead there: ask anew when they come up
+                    del self._depends[other]
+                self._depends[value] = True
+                return True
+            node = self.graph.producer(v)
+            if v in self._depends or node is None or node.index <= low:
+                continue
+            self._depends[v] = False  # until shown otherwise below
+            path.append(v)
+            stack += node.inputs
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Where the backward walk from a readout's input ended.
+
+    Attributes:
+        value: The value there.
+        factor: Constants collected on the way.
+    """
+
+    value: int
+    factor: Factor
+
+
+def backward(graph: Graph, flags: list[int], value: int, *, normalized: bool) -> Backward:
+    """Walk back from the readout's input.
+
+    Args:
+        normalized: A normalisation stands right behind (gains apart): a vector that multiplies is its gain.
+    """
+    factor, v = ONE, value
+    while (node := graph.producer(v)) is not None:
+        moving = [x for x in node.inputs if not is_constant(graph, flags, x)]
+        if node.op in (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK) or (node.op is Op.GATHER and flags[node.inputs[0]] & INPUT):
+            v = node.inputs[0]
+        elif node.op in (Op.MUL, Op.DIV):
+            i = 0 if node.op is Op.DIV or node.inputs[0] in moving else 1
+            other = node.inputs[1 - i]
+            by = scalar(graph, flags, other)
+            if by is None and is_mask(graph, flags, other):
+                v = node.inputs[i]
+                continue
+            if by is None and other not in moving and not normalized:
+                by = Factor(None, f"the hidden state is multiplied by a tensor of shape {graph.values[other].shape}")
+            if by is None or graph.values[node.inputs[i]].size < graph.values[node.output].size:
+                break
+            if by.value is None and flags[other] & INPUT and _same_origin(graph, node.inputs[i], other):
+                break
+            factor = factor.times(by.inverse() if node.op is Op.DIV else by)
+            v = node.inputs[i]
+        elif node.op in (Op.ADD, Op.SUB) and len(moving) == 1:
+            if node.op is Op.SUB and moving[0] == node.inputs[1]:
+                factor = factor.times(Factor(-1.0))
+            v = moving[0]
+        else:
+            break
+    return Backward(v, factor)
+
+
+def _same_origin(graph: Graph, value: int, other: int) -> bool:
+    """Whether `other` was computed from `value` (a norm over everything, say)."""
+    low, stack, seen = graph.values[value].producer, [other], set()
+    while stack:
+        v = stack.pop()
+        if v == value:
+            return True
+        node = graph.producer(v)
+        if node is not None and node.index > low and v not in seen:
+            seen.add(v)
+            stack += node.inputs
+    return False

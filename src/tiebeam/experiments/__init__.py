@@ -1,0 +1,1 @@
+"""Reproducible experiments: each returns data and tells its progress through a callable; none prints."""

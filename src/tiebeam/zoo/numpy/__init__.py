@@ -1,0 +1,1 @@
+"""Models in NumPy alone, forward and backward written by hand."""

@@ -1,0 +1,1 @@
+"""Models in PyTorch. Importing this package imports no framework; its modules do."""

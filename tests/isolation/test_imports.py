@@ -1,0 +1,80 @@
+"""What an import may load, seen from a fresh interpreter."""
+
+import subprocess
+import sys
+
+import pytest
+
+FRAMEWORKS = ("torch", "jax", "flax", "keras", "tensorflow", "transformers", "accelerate", "peft")
+TERMINAL = ("rich", "typer", "click")
+HELP = """
+from tiebeam.cli import main
+try:
+    main({args!r})
+except SystemExit as stop:
+    assert not stop.code, f"exit code {{stop.code}}"
+"""
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def assert_loads_none_of(modules: tuple[str, ...], code: str) -> None:
+    """Run `code` in a new interpreter; fail where one of `modules` is loaded afterwards."""
+    probe = f"{code}\nimport sys\nprint('loaded:', *sorted(set({modules!r}) & set(sys.modules)))"
+    loaded = run(probe).splitlines()[-1].removeprefix("loaded:").split()
+    assert not loaded, f"{code.strip().splitlines()[0]!r} loads {', '.join(loaded)}"
+
+
+def test_importing_tiebeam_loads_no_framework_and_no_terminal_library() -> None:
+    assert_loads_none_of(FRAMEWORKS + TERMINAL, "import tiebeam")
+
+
+def test_naming_every_public_thing_loads_no_framework() -> None:
+    assert_loads_none_of(
+        FRAMEWORKS + TERMINAL, "import tiebeam; [getattr(tiebeam, name) for name in tiebeam.__all__]"
+    )
+
+
+@pytest.mark.parametrize("args", [["--help"], ["inspect", "--help"], ["init", "--help"], ["demo", "--help"]])
+def test_asking_the_command_line_for_help_loads_no_framework(args: list[str]) -> None:
+    assert_loads_none_of(FRAMEWORKS, HELP.format(args=args))
+
+
+def test_the_check_itself_notices_a_module_that_is_loaded() -> None:
+    with pytest.raises(AssertionError, match="loads json"):
+        assert_loads_none_of(("json", "torch"), "import json")
+
+
+def test_the_check_itself_notices_code_that_fails() -> None:
+    with pytest.raises(AssertionError, match="ModuleNotFoundError"):
+        assert_loads_none_of(("torch",), "import tiebeam_that_is_not_there")
+
+
+def test_every_public_name_exists_and_star_import_gives_exactly_those() -> None:
+    run(
+        "import tiebeam\n"
+        "names = {}\n"
+        "exec('from tiebeam import *', names)\n"
+        "names.pop('__builtins__')\n"
+        "assert sorted(names) == sorted(tiebeam.__all__), names\n"
+        "assert set(tiebeam.__all__) <= set(dir(tiebeam))"
+    )
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    import tiebeam
+
+    with pytest.raises(AttributeError, match="no attribute 'tie_everything'"):
+        _ = tiebeam.tie_everything
+
+
+def test_a_report_can_show_itself_after_importing_tiebeam_alone() -> None:
+    run(
+        "import tiebeam\n"
+        "report = tiebeam.Report(model='Tiny', framework='torch')\n"
+        "assert 'Tiny' in report.to_markdown() and 'Tiny' in report.to_html() and 'Tiny' in str(report)"
+    )

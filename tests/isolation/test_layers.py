@@ -1,0 +1,154 @@
+"""The layers, read from the sources: who may import what, and which words the rules may not know."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "tiebeam"
+FRAMEWORKS = {
+    "torch",
+    "jax",
+    "flax",
+    "equinox",
+    "optax",
+    "keras",
+    "tensorflow",
+    "transformers",
+    "accelerate",
+    "peft",
+}
+FAMILY_WORDS = re.compile(
+    "embedding_multiplier|logits_scaling|logit_scale|scale_emb|embed_scale|final_logit_softcapping|model_type"
+    "|tie_word_embeddings"
+)
+
+
+def sources(*where: str) -> list[Path]:
+    found = [
+        path for w in where for path in ([PACKAGE / w] if w.endswith(".py") else (PACKAGE / w).rglob("*.py"))
+    ]
+    assert found, f"nothing to check under {where}"
+    return sorted(found)
+
+
+def imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    return []
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def imports(tree: ast.AST, *, inside_functions: bool = True) -> Iterator[str]:
+    """Names of the modules that `tree` imports when run; type-checking blocks are left out."""
+    for node in ast.iter_child_nodes(tree):
+        yield from imported(node)
+        nested = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        if not is_type_checking(node) and (inside_functions or not nested):
+            yield from imports(node, inside_functions=inside_functions)
+
+
+def tops(text: str, *, inside_functions: bool = True) -> set[str]:
+    return {name.partition(".")[0] for name in imports(ast.parse(text), inside_functions=inside_functions)}
+
+
+def strangers(text: str, allowed: set[str]) -> set[str]:
+    """Third-party packages that `text` imports and `allowed` does not hold."""
+    return tops(text) - sys.stdlib_module_names - {"tiebeam"} - allowed
+
+
+def backends() -> list[str]:
+    return sorted(p.name for p in (PACKAGE / "backends").iterdir() if (p / "__init__.py").is_file())
+
+
+@pytest.mark.parametrize("path", sources("core", "ir.py"), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_the_rules_import_numpy_alone(path: Path) -> None:
+    assert not strangers(path.read_text(encoding="utf-8"), {"numpy"})
+
+
+def test_errors_import_nothing_at_all() -> None:
+    assert not tops((PACKAGE / "errors.py").read_text(encoding="utf-8"))
+
+
+def test_a_function_level_import_is_noticed() -> None:
+    assert strangers("def f():\n    import torch.nn\n", {"numpy"}) == {"torch"}
+    assert strangers("from rich.table import Table", {"numpy"}) == {"rich"}
+
+
+def test_only_a_backend_a_zoo_and_the_experiments_import_a_framework_at_module_level() -> None:
+    for path in sources("."):
+        parts = path.relative_to(PACKAGE).parts
+        if parts[0] == "experiments" or (parts[0] in ("backends", "zoo") and len(parts) > 2):
+            continue
+        loaded = tops(path.read_text(encoding="utf-8"), inside_functions=False) & FRAMEWORKS
+        assert not loaded, f"{path.relative_to(PACKAGE)} imports {loaded} at module level"
+
+
+def test_a_module_level_import_is_told_from_one_inside_a_function_or_for_types() -> None:
+    assert tops("try:\n    import torch\nexcept ImportError:\n    raise", inside_functions=False) == {"torch"}
+    assert not tops("def f():\n    import torch", inside_functions=False)
+    assert not tops("if TYPE_CHECKING:\n    import torch", inside_functions=False)
+
+
+@pytest.mark.parametrize("own", backends())
+def test_a_backend_imports_no_other_backend(own: str) -> None:
+    others = {f"tiebeam.backends.{name}" for name in backends() if name != own}
+    for path in sources(f"backends/{own}"):
+        for name in imports(ast.parse(path.read_text(encoding="utf-8"))):
+            assert not any(name == o or name.startswith(o + ".") for o in others), (
+                f"{path.name} imports {name}"
+            )
+
+
+def test_no_family_and_no_config_field_is_named_in_core_or_backends() -> None:
+    said = [
+        f"{path.relative_to(PACKAGE)}:{number}: {line.strip()}"
+        for path in sources("core", "backends")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if FAMILY_WORDS.search(line)
+    ]
+    assert not said, "\n".join(said)
+
+
+def test_the_words_that_are_looked_for_are_found_where_they_stand() -> None:
+    assert FAMILY_WORDS.search("x = config.embedding_multiplier")
+    assert FAMILY_WORDS.search('getattr(config, "model_type", None)')
+    assert not FAMILY_WORDS.search("table.lookup_factor * table.readout_factor")
+
+
+def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
+    """Run import-linter with the contracts of pyproject.toml on the package below `root`/src."""
+    code = (
+        "import sys; sys.path.insert(0, 'src'); from importlinter.cli import lint_imports;"
+        "sys.exit(lint_imports(config_filename='pyproject.toml', no_cache=True))"
+    )
+    return subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+
+
+def test_the_layers_hold() -> None:
+    done = lint_imports(ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_import_upwards_breaks_the_layers(tmp_path: Path) -> None:
+    """A copy of the package in which core imports a backend inside a function must fail the contract."""
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copytree(PACKAGE, tmp_path / "src" / "tiebeam", ignore=shutil.ignore_patterns("__pycache__"))
+    victim = tmp_path / "src" / "tiebeam" / "core" / "facts.py"
+    victim.write_text(
+        victim.read_text(encoding="utf-8") + "\n\ndef up():\n    import tiebeam.backends\n", encoding="utf-8"
+    )
+    done = lint_imports(tmp_path)
+    assert done.returncode == 1
+    assert "tiebeam.core is not allowed to import tiebeam.backends" in done.stdout

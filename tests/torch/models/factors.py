@@ -1,0 +1,259 @@
+"""Every way of multiplying by a constant, and where it may stand. The number is worked out by hand."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models import BATCH, VOCAB, WIDTH, Base, Truth, case, ids
+
+T = "factors"
+
+
+@dataclass
+class Settings:
+    look_by: float = 12.0
+    divide_by: float = 8.0
+
+
+class Scaled(Base):
+    """Factors by three methods: on the rows, on the hidden state, on the logits."""
+
+    def rows(self, x: Tensor) -> Tensor:
+        return x
+
+    def hidden(self, h: Tensor) -> Tensor:
+        return h
+
+    def logits(self, z: Tensor) -> Tensor:
+        return z
+
+    def look(self, ids: Tensor) -> Tensor:
+        return self.rows(super().look(ids))
+
+    def read(self, h: Tensor) -> Any:
+        return self.logits(super().read(self.hidden(h)))
+
+
+def on(
+    method: str, name: str, fn: Any, *, look: float = 1.0, read: float = 1.0, setup: Any = None, **truth: Any
+) -> None:
+    """Register a model with one method replaced."""
+
+    def init(self: Any) -> None:
+        Scaled.__init__(self)
+        if setup:
+            setup(self)
+
+    made = type(name, (Scaled,), {"__init__": init, method: fn})
+    case(T, Truth(lookup_factor=look, readout_factor=read, **truth))(made)
+
+
+ROOT = math.sqrt(WIDTH)
+
+# on the rows
+on("rows", "PythonNumber", lambda _, x: x * 3.0, look=3.0)
+on("rows", "NumberOnTheLeft", lambda _, x: 3 * x, look=3.0)
+on("rows", "RootOfWidth", lambda _, x: x * math.sqrt(x.shape[-1]), look=ROOT)
+on(
+    "rows",
+    "RootOfWidthByTorch",
+    lambda _, x: x * torch.sqrt(torch.tensor(x.shape[-1], dtype=x.dtype)),
+    look=ROOT,
+)
+on("rows", "NumpyScalar", lambda _, x: x * float(np.float32(2.5)), look=2.5)
+on("rows", "NumpyFloat64", lambda _, x: x * np.float64(2.5), look=2.5)
+on(
+    "rows",
+    "FromSettings",
+    lambda m, x: x * m.s.look_by,
+    look=12.0,
+    setup=lambda m: setattr(m, "s", Settings()),
+)
+on(
+    "rows",
+    "Buffer",
+    lambda m, x: x * m.by,
+    look=ROOT,
+    setup=lambda m: m.register_buffer("by", torch.tensor(ROOT)),
+)
+on(
+    "rows", "BufferCast", lambda m, x: x * m.by.to(x.dtype), look=ROOT,
+    setup=lambda m: m.register_buffer("by", torch.tensor(ROOT, dtype=torch.float64), persistent=False),
+)  # fmt: skip
+on(
+    "rows",
+    "BufferOfHalfPrecision",
+    lambda m, x: x * m.by.to(x.dtype),
+    look=2.828125,
+    setup=lambda m: m.register_buffer("by", torch.tensor(ROOT, dtype=torch.bfloat16)),
+)  # noqa: E501
+on("rows", "ZeroDimMadeInForward", lambda _, x: x * torch.tensor(0.5), look=0.5)
+on("rows", "OneElement", lambda _, x: x * torch.tensor([0.25]), look=0.25)
+on("rows", "OneElementOfThreeAxes", lambda _, x: x * torch.ones(1, 1, 1).mul(7.0), look=7.0)
+on("rows", "TorchFull", lambda _, x: x * torch.full((1,), 1.5), look=1.5)
+on(
+    "rows",
+    "Parameter",
+    lambda m, x: x * m.by,
+    look=1.75,
+    setup=lambda m: setattr(m, "by", nn.Parameter(torch.tensor(1.75))),
+)  # noqa: E501
+on(
+    "rows",
+    "ExpOfParameter",
+    lambda m, x: x * m.by.exp(),
+    look=math.exp(0.3),
+    setup=lambda m: setattr(m, "by", nn.Parameter(torch.tensor(0.3))),
+)  # noqa: E501
+on(
+    "rows",
+    "SoftplusOfParameter",
+    lambda m, x: x * F.softplus(m.by),
+    look=math.log1p(math.exp(0.3)),
+    setup=lambda m: setattr(m, "by", nn.Parameter(torch.tensor([0.3]))),
+)  # noqa: E501
+on("rows", "Chain", lambda _, x: ((x * 2.0).float() / 8.0).view(BATCH, -1, WIDTH) * 3, look=0.75)
+on("rows", "Division", lambda _, x: x / 4, look=0.25)
+on("rows", "DivisionByTensor", lambda _, x: torch.div(x, torch.tensor(4.0)), look=0.25)
+on("rows", "Negative", lambda _, x: x * -1.5, look=-1.5)
+on("rows", "Negated", lambda _, x: -x, look=-1.0)
+on("rows", "Subtracted", lambda _, x: x - 3 * x, look=-2.0)
+on("rows", "SumWithItself", lambda _, x: x + x, look=2.0)
+on("rows", "SumOfParts", lambda _, x: x + 0.5 * x, look=1.5)
+on("rows", "AlphaOfAdd", lambda _, x: torch.add(x, x, alpha=3.0), look=4.0)
+on("rows", "MulInPlace", lambda _, x: x.mul_(3.0), look=3.0)
+on("rows", "DivInPlaceOnView", lambda _, x: (x.view(-1).div_(4.0), x)[1], look=0.25)
+on("rows", "ImulOperator", lambda m, x: m.imul(x), look=6.0, setup=lambda m: setattr(m, "imul", _imul))
+on(
+    "rows",
+    "ScaleThenPositionsThenNorm",
+    lambda m, x: F.layer_norm(5 * x + m.position, (WIDTH,)),
+    look=5.0,
+    norm_after_lookup=True,
+    setup=lambda m: setattr(m, "position", nn.Parameter(torch.randn(5, WIDTH))),
+)  # noqa: E501
+on("rows", "BehindTheNormDoesNotCount", lambda _, x: 5 * F.layer_norm(x, (WIDTH,)), norm_after_lookup=True)
+
+
+def _imul(x: Tensor) -> Tensor:
+    x *= 6.0
+    return x
+
+
+# on the hidden state
+on("hidden", "HiddenNumber", lambda _, h: h * WIDTH**-0.5, read=1 / ROOT)
+on("hidden", "HiddenDivided", lambda _, h: h / 10, read=0.1)
+on("hidden", "HiddenNegativeInPlace", lambda _, h: h.mul_(-0.5), read=-0.5)
+on("hidden", "HiddenCastAndScaled", lambda _, h: (h.double() * 0.3).float(), read=0.3)
+on("hidden", "HiddenDropoutThenScale", lambda _, h: F.dropout(h, 0.5, training=False) * 0.2, read=0.2)
+
+# on the logits
+on("logits", "LogitsNumber", lambda _, z: z * 0.0625, read=0.0625)
+on(
+    "logits",
+    "LogitsDivided",
+    lambda m, z: z / m.s.divide_by,
+    read=0.125,
+    setup=lambda m: setattr(m, "s", Settings()),
+)
+on("logits", "LogitsInPlace", lambda _, z: z.div_(8), read=0.125)
+on("logits", "LogitsCastThenScaled", lambda _, z: z.double() * 0.5, read=0.5)
+on("logits", "LogitsSlicedThenScaled", lambda _, z: z[:, -1:, :30] * 0.5, read=0.5)
+on(
+    "logits",
+    "LogitsScaledByBuffer",
+    lambda m, z: z * m.by,
+    read=0.125,
+    setup=lambda m: m.register_buffer("by", torch.tensor(0.125)),
+)  # noqa: E501
+on(
+    "logits",
+    "LogitsTemperatureParameter",
+    lambda m, z: z * m.log.exp(),
+    read=math.exp(1.2),
+    setup=lambda m: setattr(m, "log", nn.Parameter(torch.tensor(1.2))),
+)  # noqa: E501
+on("logits", "LogitsSoftmaxAfterScale", lambda _, z: (z / 0.5).softmax(-1), read=2.0)
+on(
+    "logits",
+    "BiasThenScale",
+    lambda m, z: (z + m.bias) * 0.5,
+    read=0.5,
+    readout_bias=True,
+    setup=lambda m: setattr(m, "bias", nn.Parameter(torch.randn(VOCAB))),
+)  # noqa: E501
+
+
+@case(T, Truth(lookup_factor=0.5, readout_factor=0.5))
+class OnTheTableInBothRoles(Base):
+    def look(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.table * 0.5)
+
+    def read(self, h: Tensor) -> Tensor:
+        return F.linear(h, self.table * 0.5)
+
+
+@case(T, Truth(readout_factor=-0.25))
+class OnTheTableInTheReadout(Base):
+    def read(self, h: Tensor) -> Tensor:
+        return h @ (self.table.t() / -4)
+
+
+@case(T, Truth(readout_factor=0.2 * 0.5 * 3.0, lookup_factor=ROOT))
+class InEveryPlaceAtOnce(Base):
+    def look(self, ids: Tensor) -> Tensor:
+        return self.table[ids] * ROOT
+
+    def read(self, h: Tensor) -> Tensor:
+        return 3.0 * ((h * 0.2) @ (0.5 * self.table).t())
+
+
+@case(T, Truth(readout_factor=0.5, readout_bias=True))
+class AlphaOfAddmm(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(VOCAB))
+
+    def read(self, h: Tensor) -> Tensor:
+        return torch.addmm(self.bias, h.reshape(-1, WIDTH), self.table.t(), alpha=0.5)
+
+
+@case(T, Truth(readout_factor=-2.0))
+class AlphaOfBaddbmm(Base):
+    def read(self, h: Tensor) -> Tensor:
+        weights = self.table.t().expand(h.shape[0], -1, -1)
+        return torch.baddbmm(torch.empty(h.shape[0], h.shape[1], VOCAB), h, weights, beta=0.0, alpha=-2.0)
+
+
+@case(T, Truth(lookup_factor=-4.0, readout_factor=-0.5))
+class TwoNegativesStayTwo(Base):
+    def look(self, ids: Tensor) -> Tensor:
+        return self.table[ids] * -4
+
+    def read(self, h: Tensor) -> Tensor:
+        return F.linear(h, self.table) * -0.5
+
+
+@case(T, Truth(lookup_factor=2.0, counts=(1, 1, 1)))
+class SubmoduleScales(Base):
+    """An embedding class that scales inside its own forward."""
+
+    class Words(nn.Embedding):
+        def forward(self, ids: Tensor) -> Tensor:
+            return super().forward(ids) * 2.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = self.Words(VOCAB, WIDTH)
+        self.table = self.words.weight
+
+    def look(self, ids: Tensor) -> Tensor:
+        return self.words(ids)
+
+
+assert ids().shape[0] == BATCH
