@@ -84,7 +84,8 @@ class Value:
     """One tensor at one moment.
 
     Attributes:
-        number: The element of a one-element float tensor that no input reached, else None.
+        number: The element of a one-element tensor that no input reached, or the one that all elements of a
+            leaf vector equal; else None.
         lost: Whether that element exists but its value is gone (meta tensors).
     """
 

@@ -55,13 +55,14 @@ def from_config(
     """
     takes = None if forward is None else _parameters(forward)
     inputs = _features(config, takes)
+    decodes = bool(inputs) or read(config, "is_encoder_decoder") is True
     vocab, decoder_vocab = _vocabularies(config)
     if vocab is None and decoder_vocab is None:
         return None
     special = _special_ids(config)
     if not inputs and _takes(takes, "input_ids"):
         inputs["input_ids"] = token_ids(vocab or decoder_vocab or 0, length=length, avoid=special)
-    if _is_encoder_decoder(config, inputs) and _takes(takes, "decoder_input_ids"):
+    if decodes and _takes(takes, "decoder_input_ids"):
         bound = decoder_vocab or vocab or 0
         inputs["decoder_input_ids"] = token_ids(bound, length=length, avoid=special, seed=1)
     if takes is not None:
@@ -207,10 +208,6 @@ def _special_ids(config: object) -> frozenset[int]:
                 many = value if isinstance(value, list | tuple) else [value]
                 found.update(v for v in many[:MAX_SPECIAL] if isinstance(v, int) and not isinstance(v, bool))
     return frozenset(found)
-
-
-def _is_encoder_decoder(config: object, inputs: Mapping[str, Array]) -> bool:
-    return read(config, "is_encoder_decoder") is True or bool(inputs)
 
 
 def _features(config: object, takes: Parameters | None) -> dict[str, Array]:

@@ -140,7 +140,7 @@ def _attributes(scope: object) -> dict[str, Any]:
 def _slots(scope: object) -> Iterator[tuple[str, Any]]:
     for base in type(scope).__mro__:
         for name, slot in vars(base).items():
-            if isinstance(slot, MemberDescriptorType):
+            if isinstance(slot, MemberDescriptorType) and not name.startswith("__"):
                 try:
                     yield name, slot.__get__(scope)
                 except AttributeError:

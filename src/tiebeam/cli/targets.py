@@ -107,7 +107,7 @@ def _from_callable(target: str, *, meta: bool, seed: int) -> Target:
             )
         return Target(found)
     _check_needs_nothing(found, target)
-    with _user_code(target, f"'{target}' failed", found), _building(meta, seed):
+    with _user_code(target, f"'{target}' failed"), _building(meta, seed):
         made = found()
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if model is None or (isinstance(made, tuple) and len(made) != 2):
@@ -164,7 +164,7 @@ def _check_needs_nothing(found: Callable[..., Any], target: str) -> None:
 
 
 @contextmanager
-def _user_code(target: str, what: str, callee: object = None) -> Iterator[None]:
+def _user_code(target: str, what: str) -> Iterator[None]:
     """Whatever the user's code raises is a target that cannot be built; the original is chained."""
     try:
         yield
@@ -198,7 +198,7 @@ def _building(meta: bool, seed: int) -> Iterator[None]:
     if "torch" not in sys.modules and not (meta and find_spec("torch")):
         yield
         return
-    from tiebeam.cli.transformers_target import on_meta, seeded
+    from tiebeam.cli.building import on_meta, seeded
 
     with seeded(seed), on_meta() if meta else nullcontext():
         yield

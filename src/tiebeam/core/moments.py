@@ -273,7 +273,8 @@ def initial_loss(s: float, vocab: int, width: int, kappa: float, pi: float) -> f
     Raises:
         RangeError: A number leaves its bounds.
 
-    Assumes: as `phi` and `own_logit`; no soft cap.
+    Assumes: as `phi` and `own_logit`; no soft cap; a vocabulary so large that the token just read, which
+    `phi` counts too, weighs nothing there (at most `1/vocab` nats).
     Source: `phi` and `own_logit`; golden rows `own-token-*`.
 
     Example:

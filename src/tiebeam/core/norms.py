@@ -174,8 +174,13 @@ def _gated(graph: Graph, flags: list[int], node: Node, moving: list[int]) -> int
     return next(iter(shared), None)
 
 
-def every_use_normalizes(graph: Graph, value: int) -> bool:
-    """Whether all that is computed from `value` starts with a normalisation of it."""
+def every_use_normalizes(graph: Graph, value: int, lookup: str = "") -> bool:
+    """Whether all that is computed from `value` starts with a normalisation of it.
+
+    Args:
+        lookup: Path of the module that read the rows. A normalisation that belongs to a block of the body
+            (an indexed module that the lookup is no part of) is that block's own, not the embedding's.
+    """
     known: dict[int, float | None] = {value: 1.0}
     queue = list(graph.consumers[value])
     heapq.heapify(queue)
@@ -194,6 +199,8 @@ def every_use_normalizes(graph: Graph, value: int) -> bool:
         if d is None:
             return False
         if d == 0.0:
+            if _in_a_block(node.where, lookup):
+                return False
             continue
         for out in node.outputs:
             if out in graph.returned:
@@ -202,6 +209,12 @@ def every_use_normalizes(graph: Graph, value: int) -> bool:
             for consumer in graph.consumers[out]:
                 heapq.heappush(queue, consumer)
     return True
+
+
+def _in_a_block(where: str, lookup: str) -> bool:
+    """Whether a path leads into an indexed module ("layers.0.norm") that does not hold `lookup`."""
+    parts, other = where.split("."), lookup.split(".")
+    return any(p.isdigit() and parts[: i + 1] != other[: i + 1] for i, p in enumerate(parts[:-1]))
 
 
 def _dead(graph: Graph, node: Node) -> bool:

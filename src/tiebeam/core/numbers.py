@@ -41,6 +41,14 @@ class Factor:
 ONE = Factor()
 
 
+def uniform(graph: Graph, flags: list[int], value: int) -> Factor | None:
+    """Like `scalar`, and a vector of a leaf whose elements are all equal counts as that number."""
+    v = graph.values[value]
+    if v.leaf is not None and v.size > 1 and v.number is not None:
+        return Factor(v.number)
+    return scalar(graph, flags, value)
+
+
 def scalar(graph: Graph, flags: list[int], value: int) -> Factor | None:
     """The factor that a one-element value (or its expansion) stands for; None if it has more elements."""
     v = graph.values[value]

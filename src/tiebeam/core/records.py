@@ -59,7 +59,7 @@ def _lookup(graph: Graph, flags: list[int], read: Read, alive: list[bool]) -> Us
         where=read.node.where,
         kind="gather" if read.node.op is Op.GATHER else "product",
         factor=factor.value,
-        norm_after=bool(walk.ends) and all(every_use_normalizes(graph, v) for v, _ in walk.ends),
+        norm_after=bool(walk.ends) and all(every_use_normalizes(graph, v, read.node.where) for v, _ in walk.ends),
         gradient=_gradient(read, alive),
         rms=rms,
         reparametrized=read.source.altered,

@@ -8,7 +8,7 @@ import heapq
 import math
 from dataclasses import dataclass, field, replace
 
-from tiebeam.core.numbers import ONE, Factor, is_constant, is_mask, scalar
+from tiebeam.core.numbers import ONE, Factor, is_constant, is_mask, scalar, uniform
 from tiebeam.core.provenance import INPUT
 from tiebeam.ir import Graph, Node, Op
 
@@ -151,7 +151,9 @@ class Forward:
             return None
         if self.graph.values[node.inputs[i]].size == 1 and self.graph.values[other].size != 1:
             return None
-        by = scalar(self.graph, self.flags, other)
+        by = uniform(self.graph, self.flags, other)
+        if by is None and self._gain_on_meta(other):
+            return None
         if by is None:
             if self.depends(other):
                 return None  # a normalisation or a gate: the walk ends here
@@ -165,6 +167,11 @@ class Forward:
             by = by.inverse()
         shift = state.shift * by.value if by.value is not None and not state.cap else state.shift
         return replace(state, factor=state.factor.times(by), shift=shift)
+
+    def _gain_on_meta(self, other: int) -> bool:
+        """A learned vector without values: a gain until shown otherwise, so the walk ends before it."""
+        leaf = self.graph.values[other].leaf
+        return self.graph.meta and leaf is not None and leaf.parameter
 
     def _added(self, node: Node, v: int, places: list[int], state: State) -> State | None:
         sign = -1.0 if node.op is Op.SUB else 1.0

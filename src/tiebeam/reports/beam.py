@@ -139,7 +139,7 @@ def _beside_rafter(upwards: list[str], foot: int) -> list[Markup]:
         y = _TOP - 46 - _STEP * i
         x = foot - side * (_TOP - y) * _SLOPE + side * 14
         drawn.append(_text(x, y, said, "", "end" if side < 0 else "start"))
-    return drawn
+    return drawn if side < 0 else drawn[::-1]  # as the signal goes
 
 
 def _text(x: float, y: float, content: str, style: str = "", anchor: str = "middle") -> Markup:

@@ -123,7 +123,9 @@ def _extra(heading: str, content: str | Sequence[Sequence[str]]) -> Markup:
 
 
 def _cells(row: Sequence[str]) -> Markup:
-    return element("tr", element("th", row[0], scope="row"), *(element("td", c) for c in row[1:]))
+    return element(
+        "tr", element("th", row[0], scope="row"), *(element("td", c, class_="kept") for c in row[1:])
+    )
 
 
 def _log_vocab(report: Report) -> float | None:

@@ -1,5 +1,7 @@
 """Why a value is unknown: the notes of a table answer, and those that answered are not repeated."""
 
+import re
+
 from tiebeam.core.facts import Table
 from tiebeam.reports.numbers import interval, number
 
@@ -23,8 +25,9 @@ _FOLLOWS = {
 class Reasons:
     """Shows values of one table, with the reason where one is unknown.
 
-    A note answers for a field that it begins with ("hidden_rms: ...") or names; failing that, a note on a
-    record of the role concerned does; failing that, what it is computed from is unknown itself.
+    A note answers for a field that it begins with ("hidden_rms: why", "hidden_rms is not known: why") or
+    names; failing that, a note on a record of the role concerned does; failing that, what the value is
+    computed from is unknown itself.
     """
 
     def __init__(self, table: Table, meta: bool) -> None:
@@ -41,8 +44,8 @@ class Reasons:
         return f"unknown ({reason})" if reason else "unknown"
 
     def left(self) -> list[str]:
-        """Notes of the table and its records that have not been shown as a reason."""
-        return [n for n in dict.fromkeys(self._notes()) if n not in self._used]
+        """Notes of the table and its records that no reason shown so far is or holds."""
+        return [n for n in dict.fromkeys(self._notes()) if not any(n in used for used in self._used)]
 
     def _reason(self, field: str) -> str:
         words = field.replace("_", " ")
@@ -54,7 +57,7 @@ class Reasons:
             naming = naming or list(self._table.notes)
         if naming:
             self._used.add(naming[0])
-            return naming[0].removeprefix(f"{field}:").removeprefix(f"{words}:").strip().removesuffix(".")
+            return re.sub(rf"^({field}|{words})( is not known)?:? *", "", naming[0]).removesuffix(".")
         if field in ("std", "hidden_rms") and self._meta:
             return "no values on meta"
         needed = [f for f in self._needs(field) if getattr(self._table, f) is None]
@@ -69,5 +72,6 @@ class Reasons:
         return [*self._table.notes, *self._record_notes("lookups"), *self._record_notes("readouts")]
 
     def _record_notes(self, role: str) -> list[str]:
-        records = {"lookups": self._table.lookups, "readouts": self._table.readouts}.get(role, ())
-        return [n for r in records for n in r.notes]
+        if role == "lookups":
+            return [n for r in self._table.lookups for n in r.notes]
+        return [n for r in self._table.readouts for n in r.notes] if role else []

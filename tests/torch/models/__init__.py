@@ -101,6 +101,6 @@ def case(
 
 def load() -> dict[str, dict[str, Builder]]:
     """Import every theme."""
-    from models import bad, factors, lookups, none, readouts, softcaps, states, unknown  # noqa: F401
+    from tests.torch.models import bad, factors, lookups, none, readouts, softcaps, states, unknown  # noqa: F401
 
     return CASES

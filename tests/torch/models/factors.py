@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models import BATCH, VOCAB, WIDTH, Base, Truth, case, ids
+from tests.torch.models import BATCH, VOCAB, WIDTH, Base, Truth, case, ids
 
 T = "factors"
 

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import nn
 
-from models import VOCAB, Truth, case
-from models.factors import Scaled
+from tests.torch.models import VOCAB, Truth, case
+from tests.torch.models.factors import Scaled
 
 T = "softcaps"
 
@@ -28,7 +28,7 @@ def in_place(_, z):
 
 
 cap("TanhCap", in_place, 30.0, 1.0)
-cap("TanhCapInPlace", lambda _, z: z.div_(30).tanh_().mul_(30), 30.0, 1.0)
+cap("TanhCapInPlace", lambda _, z: 30 * z.div_(30).tanh_(), 30.0, 1.0)
 cap("TanhCapOfFive", lambda _, z: 5.0 * torch.tanh(z / 5.0), 5.0, 1.0)
 cap("TanhWithOtherSlope", lambda _, z: 20 * torch.tanh(z * 0.1), 20.0, 2.0)
 cap("TanhAlone", lambda _, z: torch.tanh(z), 1.0, 1.0)

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from models import BATCH, LENGTH, VOCAB, WIDTH, Base, Truth, case, ids
-from models.factors import Scaled
+from tests.torch.models import BATCH, LENGTH, VOCAB, WIDTH, Base, Truth, case, ids
+from tests.torch.models.factors import Scaled
 
 T = "unknown"
 

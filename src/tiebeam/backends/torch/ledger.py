@@ -14,6 +14,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from tiebeam.backends.torch.names import Names
 from tiebeam.ir import Leaf, Origin
 
+VECTOR = 1 << 16  # elements of a vector whose uniformity is looked at
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
 Geometry = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
@@ -28,6 +31,16 @@ def span(g: Geometry) -> tuple[int, int]:
     if 0 in shape:
         return offset, offset
     return offset, offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+
+
+def leaf_number(t: torch.Tensor) -> dict[str, Any]:
+    """`number_of`, and for a vector the number that all its elements equal, if so."""
+    if 1 < t.numel() == max(t.shape, default=0) <= VECTOR and t.is_floating_point() and type(t) in _PLAIN:
+        if t.device.type == "meta":
+            return {}
+        low, high = torch.aminmax(t.detach())
+        return {"number": float(low)} if bool(low == high) else {}
+    return number_of(t)
 
 
 def number_of(t: torch.Tensor) -> dict[str, Any]:
@@ -158,7 +171,7 @@ class Ledger:
             if leaf is None:
                 leaf = Leaf(names, len(self.drafts), storage.key, span(g), t.requires_grad, is_parameter)
             self.leaves.update(dict.fromkeys(names, leaf))
-            value = self.add(g, Origin.LEAF, leaf=leaf, **number_of(t))
+            value = self.add(g, Origin.LEAF, leaf=leaf, **leaf_number(t))
         if names or is_parameter:
             self.names.held[id(t)] = t
             self.objects[id(t)] = (value, storage)

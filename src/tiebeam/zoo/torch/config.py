@@ -24,7 +24,7 @@ class MiniGPTConfig:
         heads: Attention heads; divides `width`.
         block_size: Longest sequence. Unit: tokens.
         hidden: Width of the feed-forward layer; None is `4 * width`.
-        dropout: Share dropped of attention weights, of what a block adds and of the lookup, in training alone.
+        dropout: Share dropped of attention weights, what a block adds and the lookup, in training alone.
         tie: Whether the lookup and the readout are one parameter.
         lookup_factor: Multiplies the looked-up rows, before positions are added.
         readout_factor: Multiplies the logits, before the soft cap.

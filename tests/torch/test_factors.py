@@ -1,0 +1,76 @@
+"""Constant factors: the very number, its sign kept; and None, with a reason, where no constant is."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tiebeam
+from tests.torch.expect import all_of, check, table_of
+from tests.torch.models import Base, Builder, ids, load
+
+
+@pytest.mark.parametrize("build", all_of("factors"))
+def test_a_constant_is_read_off_wherever_it_stands(build: Builder) -> None:
+    check(build())
+
+
+@pytest.mark.parametrize("build", all_of("softcaps"))
+def test_a_soft_cap_is_told_from_a_factor(build: Builder) -> None:
+    check(build())
+
+
+@pytest.mark.parametrize("build", all_of("unknown"))
+def test_what_is_no_constant_is_none_with_a_reason(build: Builder) -> None:
+    check(build())
+
+
+def test_uses_that_differ_keep_their_own_numbers() -> None:
+    case = load()["unknown"]["TwoUsesThatDiffer"]()
+    table = table_of(tiebeam.inspect(case.model, case.inputs), case.truths[0])
+    assert [r.factor for r in table.lookups] == pytest.approx([2.0, 3.0])
+    assert table.lookup_factor is None
+    assert any("2" in n and "3" in n for n in table.notes)
+
+
+class Multiplied(Base):
+    """Any chain of numbers on the rows, the table, the hidden state and the logits."""
+
+    def __init__(self, rows: list[float], table: float, hidden: list[float], logits: list[float]) -> None:
+        super().__init__()
+        self.numbers = (rows, table, hidden, logits)
+
+    def look(self, ids: torch.Tensor) -> torch.Tensor:
+        return math.prod(self.numbers[0], start=F.embedding(ids, self.table * self.numbers[1]))
+
+    def read(self, h: torch.Tensor) -> torch.Tensor:
+        _, table, hidden, logits = self.numbers
+        return math.prod(logits, start=F.linear(math.prod(hidden, start=h), self.table * table))
+
+
+number = st.floats(0.01, 100).flatmap(lambda x: st.sampled_from([x, -x]))
+chain = st.lists(number, max_size=3)
+
+
+@settings(max_examples=25)
+@given(rows=chain, table=number, hidden=chain, logits=chain)
+def test_factors_multiply_along_any_chain(
+    rows: list[float], table: float, hidden: list[float], logits: list[float]
+) -> None:
+    torch.manual_seed(0)
+    found = tiebeam.inspect(Multiplied(rows, table, hidden, logits), ids()).tables[0]
+    assert found.lookup_factor == pytest.approx(math.prod(rows) * table, rel=1e-5)
+    assert found.readout_factor == pytest.approx(math.prod(hidden) * math.prod(logits) * table, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_factor_has_the_value_it_had_at_its_dtype(dtype: torch.dtype) -> None:
+    """sqrt(3072) is 55.4256, but 55.5 once it is a bf16 tensor."""
+    case = load()["factors"]["Buffer"]()
+    case.model.by = torch.tensor(3072**0.5)
+    model = case.model.to(dtype)
+    table = tiebeam.inspect(model, case.inputs).tables[0]
+    assert table.lookup_factor == torch.tensor(3072**0.5).to(dtype).item()

@@ -1,0 +1,54 @@
+"""Roles, names and counts, however the table is read."""
+
+import warnings
+
+import pytest
+
+import tiebeam
+from tests.torch.expect import all_of, check, table_of
+from tests.torch.models import Builder, load
+
+
+@pytest.mark.parametrize("build", all_of("lookups"))
+def test_a_lookup_is_seen_however_it_is_written(build: Builder) -> None:
+    check(build())
+
+
+@pytest.mark.parametrize("build", all_of("readouts"))
+def test_a_readout_is_seen_however_it_is_written(build: Builder) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="None of the inputs have requires_grad=True")
+        check(build())
+
+
+@pytest.mark.parametrize("build", all_of("outputs"))
+def test_logits_are_found_in_whatever_the_model_returns(build: Builder) -> None:
+    check(build())
+
+
+def test_records_say_where_and_through_which_name_the_table_was_read() -> None:
+    case = load()["lookups"]["FourModules"]()
+    table = table_of(tiebeam.inspect(case.model, case.inputs), case.truths[0])
+    assert table.names[0] == "shared.weight"
+    assert [r.where for r in table.lookups] == ["encoder", "decoder"]
+    assert [r.where for r in table.readouts] == ["head"]
+
+
+def test_each_of_two_tied_tables_keeps_to_its_own_roles() -> None:
+    case = load()["readouts"]["TwoTiedTables"]()
+    report = tiebeam.inspect(case.model, case.inputs)
+    words, tags = (table_of(report, t) for t in case.truths)
+    assert {r.where for r in (*words.lookups, *words.readouts)} == {"words", "head"}
+    assert {r.where for r in (*tags.lookups, *tags.readouts)} == {"tags", "tag_head"}
+    assert len(report.tables) == 2
+
+
+def test_positions_are_no_vocabulary_table() -> None:
+    case = load()["lookups"]["PositionsThenLayerNorm"]()
+    report = tiebeam.inspect(case.model, case.inputs)
+    assert [t.name for t in report.tables] == ["table"]
+
+
+def test_one_input_may_be_given_bare() -> None:
+    case = load()["lookups"]["EmbeddingModule"]()
+    assert tiebeam.inspect(case.model, case.inputs[0]).tables == tiebeam.inspect(case.model, case.inputs).tables

@@ -1,0 +1,78 @@
+"""States: what the tensors are, and what gradients reach."""
+
+import pytest
+import torch
+from torch import nn
+
+import tiebeam
+from tests.torch.expect import all_of, check, table_of
+from tests.torch.models import Builder, ids, load
+from tests.torch.models.states import Pair
+
+
+@pytest.mark.parametrize("build", all_of("states"))
+def test_a_state_is_what_the_tensors_and_gradients_say(build: Builder) -> None:
+    case = build()
+    report = check(case)
+    for truth in case.truths:
+        table = table_of(report, truth)
+        if truth.state in ("copy", "drifted"):
+            assert table.partner in truth.partner
+            assert table.distance is not None
+            assert (table.distance < 0.01) == (truth.state == "copy")
+
+
+FINDING = {
+    "aliased": ("aliased-storage", "error"),
+    "cut": ("gradient-cut", "error"),
+    "copy": ("copy-not-tie", "warning"),
+    "drifted": ("drifted", "warning"),
+    "untied": ("untied", "info"),
+}
+
+
+@pytest.mark.parametrize("build", all_of("states"))
+def test_each_state_that_is_no_tie_is_a_finding_and_no_other_state_is(build: Builder) -> None:
+    case = build()
+    severities = {f.code: f.severity for f in tiebeam.inspect(case.model, case.inputs).findings}
+    states = {t.state for t in case.truths}
+    for state, (code, severity) in FINDING.items():
+        assert severities.get(code) == (severity if state in states else None), code
+
+
+def test_a_cut_says_which_role_is_cut() -> None:
+    for name, lookup, readout in (
+        ("DetachedReadout", True, False), ("DataReadout", True, False), ("LookupWithoutGrad", False, True),
+        ("DetachedRows", False, True), ("DetachedHidden", False, True), ("UsedTwice", True, True),
+    ):  # fmt: skip
+        case = load()["states"][name]()
+        table = table_of(tiebeam.inspect(case.model, case.inputs), case.truths[0])
+        assert (table.lookups[0].gradient, table.readouts[0].gradient) == (lookup, readout), name
+
+
+def test_gradient_facts_hold_though_the_caller_has_grad_mode_off() -> None:
+    case = load()["states"]["DetachedReadout"]()
+    tied = load()["states"]["UsedTwice"]()
+    with torch.no_grad():
+        assert tiebeam.inspect(case.model, case.inputs).tables[0].state == "cut"
+        assert tiebeam.inspect(tied.model, tied.inputs).tables[0].state == "tied"
+    with torch.inference_mode():
+        assert tiebeam.inspect(tied.model, tied.inputs).tables[0].state == "tied"
+
+
+def test_rows_equal_by_initialisation_alone_are_no_copy() -> None:
+    """Two tables of zeros, or of ones, are no kin."""
+
+    class Constant(Pair):
+        def join(self) -> None:
+            nn.init.zeros_(self.embed.weight)
+            nn.init.zeros_(self.head.weight)
+
+    states = {t.state for t in tiebeam.inspect(Constant(), ids()).tables}
+    assert states == {"untied"}
+
+
+def test_the_distance_of_a_drifted_pair_is_relative_and_frobenius() -> None:
+    case = load()["states"]["DriftedFar"]()
+    table = table_of(tiebeam.inspect(case.model, case.inputs), case.truths[0])
+    assert table.distance == pytest.approx(0.4, rel=0.1)
