@@ -27,6 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAMES",
         help="comma-separated backends for tests that take `backend` (default: every installed one)",
     )
+    parser.addoption(
+        "--update-pages",
+        action="store_true",
+        help="write what examples print into the README and the documentation",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -51,6 +51,7 @@ class Origin(Enum):
     LEAF = auto()  # a parameter or buffer of the model
     LITERAL = auto()  # a number in the program
     CONSTANT = auto()  # a tensor that the program made from nothing
+    RANDOM = auto()  # ... and drew at random: a dropout mask, a noise
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-
 from tests.checkpoints.tiny import GROUPED, TEXT, tiny
+
 from tiebeam.checkpoints.declared import Declared, declare, declared_by
 
 LLAMA_KEYS = (("lm_head.weight", "model.embed_tokens.weight"),)
@@ -109,7 +109,7 @@ def test_a_declared_tie_is_what_transformers_makes(name: str, flag: bool) -> Non
     declared = of(model)
     assert declared.tied is flag
     assert (model.get_output_embeddings().weight is model.get_input_embeddings().weight) is flag
-    names = {n: p for n, p in model.named_parameters(remove_duplicate=False)}
+    names = dict(model.named_parameters(remove_duplicate=False))
     for target, source in declared.keys:
         assert (names[target] is names[source]) is flag
         assert declared.names(target, source)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from tests.checkpoints.tiny import TINY, captioner, tiny
+
 from tiebeam.checkpoints.example_inputs import from_config, from_signature, token_ids
 from tiebeam.errors import InputError
 
@@ -76,7 +76,11 @@ def test_a_vision_language_model_that_can_do_without_is_given_text_alone() -> No
 
 
 def test_image_placeholders_and_end_tokens_are_left_out() -> None:
-    config = {"vocab_size": 12, "image_token_id": 3, "text_config": {"eos_token_id": [1, 2], "pad_token_id": 0}}
+    config = {
+        "vocab_size": 12,
+        "image_token_id": 3,
+        "text_config": {"eos_token_id": [1, 2], "pad_token_id": 0},
+    }
     made = from_config(config)
     assert made is not None
     assert set(made["input_ids"].ravel().tolist()) == {4, 5, 6, 7, 8, 9, 10, 11}

@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_model
+from safetensors.torch import load_file, load_model
+from tests.checkpoints.tiny import tiny
 from torch import nn
 
-from tests.checkpoints.tiny import tiny
 from tiebeam.cli.save import check_out, save
 from tiebeam.cli.targets import resolve
 from tiebeam.core.report import Report, TableInit
 from tiebeam.errors import TargetError
 
-REPORT = Report(model="m", framework="torch", init=(TableInit("table.weight", "analytic", 1.0, 0.125, 1.0, 1.0),))
+REPORT = Report(
+    model="m", framework="torch", init=(TableInit("table.weight", "analytic", 1.0, 0.125, 1.0, 1.0),)
+)
 
 
 def keys(folder: Path) -> set[str]:
@@ -62,15 +64,26 @@ class Parts(nn.Module):
         self.register_buffer("empty", torch.zeros(0))
 
 
-def test_any_module_is_read_back_by_safetensors_each_tensor_once(tmp_path: Path) -> None:
-    torch.manual_seed(0)
+def test_a_module_of_shared_viewed_and_turned_tensors_is_written_each_tensor_once(tmp_path: Path) -> None:
     model = Parts()
     assert save(model, REPORT, tmp_path / "out") == ("config.json", "model.safetensors")
-    assert keys(tmp_path / "out") == {"table.weight", "upper", "lower", "turned", "empty"}
-    again = Parts()
+    held = load_file(tmp_path / "out" / "model.safetensors")
+    assert set(held) == set(model.state_dict()) - {"head.weight"}
+    for key, value in held.items():
+        assert torch.equal(model.state_dict()[key], value)
+
+
+def test_a_tied_module_is_read_back_by_safetensors_with_its_tie(tmp_path: Path) -> None:
+    def build() -> nn.ModuleDict:
+        model = nn.ModuleDict({"head": nn.Linear(4, 12, bias=False), "table": nn.Embedding(12, 4)})
+        model["head"].weight = model["table"].weight
+        return model
+
+    model, again = build(), build()
+    save(model, REPORT, tmp_path / "out")
     load_model(again, tmp_path / "out" / "model.safetensors")
-    for key, value in model.state_dict().items():
-        assert torch.equal(again.state_dict()[key], value)
+    assert keys(tmp_path / "out") == {"head.weight"}
+    assert torch.equal(again["table"].weight, model["table"].weight)
 
 
 def test_the_config_of_a_plain_module_says_what_was_done(tmp_path: Path) -> None:
@@ -81,7 +94,9 @@ def test_the_config_of_a_plain_module_says_what_was_done(tmp_path: Path) -> None
     assert config["architectures"] == ["Parts"]
     assert (config["vocab_size"], config["dtype"]) == (12, "torch.float32")
     assert "_private" not in config
-    assert config["tiebeam"]["init"] == [{"table": "table.weight", "std": 0.125, "mode": "analytic", "seed": 0}]
+    assert config["tiebeam"]["init"] == [
+        {"table": "table.weight", "std": 0.125, "mode": "analytic", "seed": 0}
+    ]
 
 
 def test_the_folder_has_the_permissions_of_any_other(tmp_path: Path) -> None:

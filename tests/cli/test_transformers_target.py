@@ -1,4 +1,4 @@
-"""Hugging Face configs become models of transformers' own classes, and nothing of theirs is run or unpickled."""
+"""Hugging Face configs become models of transformers' own classes; no code of theirs runs."""
 
 import json
 import pickle
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-
 from tests.checkpoints.tiny import GPT2, GROUPED, tiny
+
 from tiebeam.cli.targets import resolve
 from tiebeam.errors import TargetError
 
@@ -154,7 +154,9 @@ def test_a_factor_in_a_buffer_survives_meta() -> None:
 
 
 def test_a_decoder_is_built_where_the_config_says_so(tmp_path: Path) -> None:
-    place = folder(tmp_path, {**tiny("BertForMaskedLM").config.to_dict(), "architectures": None, "is_decoder": True})
+    place = folder(
+        tmp_path, {**tiny("BertForMaskedLM").config.to_dict(), "architectures": None, "is_decoder": True}
+    )
     assert type(resolve(str(place)).model).__name__ == "BertLMHeadModel"
 
 

@@ -25,13 +25,20 @@ def table(seed: int, vocab: int, width: int, std: float = 1.0, kind: Kind = "tab
 def test_the_stream_is_the_one_that_published_weights_were_drawn_from():
     """A new hash here means that NumPy changed its streams: every seed then gives other weights."""
     digest = hashlib.sha256()
-    for key in [(0, "table", 0, 0), (1, "table", 0, 3), (0, "weight", 7, 2**40), (2**64, "table", 2**32 - 1, 1)]:
+    for key in [
+        (0, "table", 0, 0),
+        (1, "table", 0, 3),
+        (0, "weight", 7, 2**40),
+        (2**64, "table", 2**32 - 1, 1),
+    ]:
         digest.update(draw_block(*key, 64, 48, 0.02).astype("<f4").tobytes())
     assert digest.hexdigest() == "b841768cbdc2ef698f100b864dc3e16cf33785cf6041679f6e265566445cf331"
 
 
 def test_the_first_draws_are_those_that_philox_gives_under_the_documented_key():
-    bits = np.random.Philox(key=np.array([5, (1 << 32) | 2], np.uint64), counter=np.array([0, 0, 9, 0], np.uint64))
+    bits = np.random.Philox(
+        key=np.array([5, (1 << 32) | 2], np.uint64), counter=np.array([0, 0, 9, 0], np.uint64)
+    )
     expected = np.random.Generator(bits).standard_normal((64, 8), dtype=np.float32) * np.float32(0.3)
     assert np.array_equal(draw_block(5, "table", 2, 9, 64, 8, 0.3), expected)
 
@@ -143,7 +150,12 @@ def test_numpy_integers_are_integers():
 
 @pytest.mark.parametrize(
     "out",
-    [np.empty((3, 2), np.float32), np.empty((2, 3)), np.empty((3, 2), np.float32).T, np.empty((2, 6), np.float32)[:, ::2]],
+    [
+        np.empty((3, 2), np.float32),
+        np.empty((2, 3)),
+        np.empty((3, 2), np.float32).T,
+        np.empty((2, 6), np.float32)[:, ::2],
+    ],
     ids=["shape", "dtype", "column-major", "strided"],
 )
 def test_a_buffer_that_does_not_fit_is_refused(out):

@@ -48,7 +48,9 @@ def test_the_own_logit_is_that_of_a_stream_at_the_given_cosine(kappa):
     assert moments.own_logit(kappa, s, width) == pytest.approx(own, rel=0.01, abs=0.02)
 
 
-@pytest.mark.parametrize(("s", "tolerance"), [(0.1, 0.002), (1.0, 0.002), (2.0, 0.01), (12.0, 0.12), (40.0, 0.12)])
+@pytest.mark.parametrize(
+    ("s", "tolerance"), [(0.1, 0.002), (1.0, 0.002), (2.0, 0.01), (12.0, 0.12), (40.0, 0.12)]
+)
 def test_phi_is_the_mean_log_of_a_sum_of_exponentials(s, tolerance):
     rng = np.random.default_rng(3)
     logits = s * rng.standard_normal((200, 30_000))
@@ -145,7 +147,14 @@ def test_a_number_out_of_range_is_refused_by_name(function, arguments, named):
     assert caught.value.expected
 
 
-FACTS = {"vocab": 33_527, "width": 256, "std": 1 / 16, "lookup_factor": 16.0, "readout_factor": 1.0, "hidden_rms": 1.0}
+FACTS = {
+    "vocab": 33_527,
+    "width": 256,
+    "std": 1 / 16,
+    "lookup_factor": 16.0,
+    "readout_factor": 1.0,
+    "hidden_rms": 1.0,
+}
 
 
 def test_a_known_cosine_predicts_numbers_and_no_ranges():

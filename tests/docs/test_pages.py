@@ -1,9 +1,10 @@
 """Every example in the README and the documentation runs; what they list is what there is."""
 
+import contextlib
 import doctest
+import io
 import re
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,42 +13,65 @@ import tiebeam
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FENCE = re.compile(r"^```(python|pycon)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```(python|pycon)\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
-def examples(text: str) -> Iterator[tuple[str, str, int]]:
-    """Language, source and line of every fenced Python block."""
-    for found in FENCE.finditer(text):
-        yield found[1], found[2], text.count("\n", 0, found.start()) + 1
+def run_page(text: str, name: str) -> str:
+    """Run the Python blocks of a page in order, in one namespace.
 
+    A `pycon` block must print as shown. What a `python` block prints stands in the `text` block below it.
 
-def run_page(text: str, name: str) -> None:
-    """Run the blocks of a page in order, in one namespace; `pycon` must print as shown."""
+    Returns:
+        The page with those `text` blocks as they should be.
+    """
     space: dict[str, object] = {"__name__": "__page__"}
-    runner = doctest.DebugRunner(optionflags=FLAGS)
-    for language, source, line in examples(text):
-        if language == "python":
-            exec(compile("\n" * line + source, name, "exec"), space)
+    parts: list[str] = []
+    end = 0
+    for block in FENCE.finditer(text):
+        language, source, shown = block.groups()
+        line = text.count("\n", 0, block.start()) + 1
+        parts += [text[end : block.start()], block[0]]
+        end = block.end()
+        if language == "pycon":
+            run_session(source, space, name, line)
             continue
-        test = doctest.DocTestParser().get_doctest(source, space, name, name, line)
-        test.globs = space
-        try:
-            runner.run(test, clear_globs=False)
-        except doctest.DocTestFailure as failure:
-            raise AssertionError(
-                f"{name}:{line + failure.example.lineno + 1}: {failure.example.source.strip()}\n"
-                f"printed {failure.got!r}, the page says {failure.example.want!r}"
-            ) from None
-        except doctest.UnexpectedException as failure:
-            raise failure.exc_info[1] from None
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile("\n" * line + source, name, "exec"), space)
+        if printed.getvalue() or shown is not None:
+            parts[-1] = f"```python\n{source}```\n\n```text\n{printed.getvalue()}```"
+    return "".join([*parts, text[end:]])
+
+
+def run_session(source: str, space: dict[str, object], name: str, line: int) -> None:
+    """Run a `pycon` block of a page; fail where it prints something else, raise what it raises."""
+    test = doctest.DocTestParser().get_doctest(source, space, name, name, line)
+    test.globs = space
+    try:
+        doctest.DebugRunner(optionflags=FLAGS).run(test, clear_globs=False)
+    except doctest.DocTestFailure as failure:
+        raise AssertionError(
+            f"{name}:{line + failure.example.lineno + 1}: {failure.example.source.strip()}\n"
+            f"printed {failure.got!r}, the page says {failure.example.want!r}"
+        ) from None
+    except doctest.UnexpectedException as failure:
+        raise failure.exc_info[1] from None
 
 
 @pytest.mark.parametrize(
-    "page", [p for p in PAGES if any(examples(p.read_text("utf-8")))], ids=lambda p: p.name
+    "page", [p for p in PAGES if FENCE.search(p.read_text("utf-8"))], ids=lambda p: p.name
 )
-def test_every_example_of_the_page_runs_and_prints_what_the_page_says(page: Path) -> None:
-    run_page(page.read_text("utf-8"), page.name)
+def test_every_example_of_the_page_runs_and_prints_what_the_page_says(
+    page: Path, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = page.read_text("utf-8")
+    right = run_page(text, page.name)
+    if pytestconfig.getoption("--update-pages"):
+        page.write_text(right, encoding="utf-8")
+        return
+    assert text == right, "if the new output is right: pytest tests/docs --update-pages"
 
 
 def test_a_page_whose_output_is_wrong_fails_and_says_where() -> None:
@@ -55,13 +79,23 @@ def test_a_page_whose_output_is_wrong_fails_and_says_where() -> None:
         run_page("```python\nx = 1\n```\n```pycon\n>>> x\n2\n```\n", "page.md")
 
 
+def test_what_a_page_prints_is_put_right_below_the_code_and_nothing_else_moves() -> None:
+    page = "a\n\n```python\nprint(1)\n```\n\n```text\n2\n```\n\nb\n\n```python\nprint(3)\n```\nc\n"
+    right = run_page(page, "page.md")
+    assert right == page.replace("text\n2\n", "text\n1\n").replace("3)\n```", "3)\n```\n\n```text\n3\n```")
+    assert run_page(right, "page.md") == right
+
+
 def test_a_page_whose_code_raises_fails() -> None:
     with pytest.raises(ZeroDivisionError):
         run_page("```pycon\n>>> 1 / 0\n```\n", "page.md")
 
 
-def test_the_readme_has_an_example() -> None:
-    assert [language for language, _, _ in examples(PAGES[0].read_text("utf-8"))] == ["python", "pycon"]
+def test_the_readme_has_an_example_and_its_printed_report() -> None:
+    first = FENCE.search(PAGES[0].read_text("utf-8"))
+    assert first is not None
+    assert "print(report)" in first[2]
+    assert "init-scale" in first[3]
 
 
 def test_every_public_name_stands_in_the_api_reference() -> None:

@@ -205,7 +205,15 @@ INITIALISED = replace(
 
 CUT = replace(
     HEALTHY,
-    tables=(replace(TIED, state="cut", lookups=(replace(TIED.lookups[0], gradient=False),), finite=False),),
+    tables=(
+        replace(
+            TIED,
+            state="cut",
+            lookups=(replace(TIED.lookups[0], gradient=False),),
+            finite=False,
+            constant=True,
+        ),
+    ),
 )
 
 EXAMPLES = {

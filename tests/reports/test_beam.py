@@ -68,6 +68,12 @@ def test_the_picture_says_its_flow_in_words_and_stays_in_its_frame(report):
             assert 0 < float(text.attributes["y"]) < height
 
 
+def test_a_name_with_line_breaks_is_drawn_on_one_line():
+    picture = drawn(replace(TIED, names=("a\r\nb",)))
+    assert [t.text for t in picture.all("text", "tb-name")] == [r"a\r\nb"]
+    assert r"Flow of a\r\nb, tied" in picture.all("title")[0].text
+
+
 def test_a_long_name_keeps_both_its_ends():
     name = "model." + "layer." * 30 + "weight"
     shown = [t.text for t in drawn(replace(TIED, names=(name,))).all("text", "tb-name")]

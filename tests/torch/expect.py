@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tiebeam
-from tests.torch.models import Case, Truth, load
+from tests.torch.models.kit import Case, Truth, load
 from tiebeam.testing._replay import tensors_in
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import tiebeam
 from tests.torch.expect import all_of, check, table_of
-from tests.torch.models import VOCAB, WIDTH, Base, Builder, ids, load
+from tests.torch.models.kit import VOCAB, WIDTH, Base, Builder, ids, load
 
 SOUND = {"CountsItsCalls", "BatchNormAtWork", "RowsRenormedInPlace", "DropoutAtWork", "BranchOnValues", "CacheOnTheModule"}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import tiebeam
 from tests.torch.expect import all_of, check, table_of
-from tests.torch.models import Base, Builder, ids, load
+from tests.torch.models.kit import Base, Builder, ids, load
 
 
 @pytest.mark.parametrize("build", all_of("factors"))

@@ -4,7 +4,7 @@ import pytest
 
 import tiebeam
 from tests.torch.expect import all_of, check, table_of
-from tests.torch.models import Builder, load
+from tests.torch.models.kit import Builder, load
 
 TRUE_TIES = {"SequentialRecommender", "MixtureOfSoftmaxesTied"}
 

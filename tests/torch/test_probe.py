@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tiebeam
-from tests.torch.models import Base, ids, load
+from tests.torch.models.kit import Base, ids, load
 from tiebeam.testing import Probed, probe_table
 
 ARCHITECTURES = """

@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from torch import nn
 
 import tiebeam
 from tests.torch.expect import all_of, check, table_of
-from tests.torch.models import Builder, ids, load
-from tests.torch.models.states import Pair
+from tests.torch.models.kit import Builder, load
 
 
 @pytest.mark.parametrize("build", all_of("states"))
@@ -58,18 +56,6 @@ def test_gradient_facts_hold_though_the_caller_has_grad_mode_off() -> None:
         assert tiebeam.inspect(tied.model, tied.inputs).tables[0].state == "tied"
     with torch.inference_mode():
         assert tiebeam.inspect(tied.model, tied.inputs).tables[0].state == "tied"
-
-
-def test_rows_equal_by_initialisation_alone_are_no_copy() -> None:
-    """Two tables of zeros, or of ones, are no kin."""
-
-    class Constant(Pair):
-        def join(self) -> None:
-            nn.init.zeros_(self.embed.weight)
-            nn.init.zeros_(self.head.weight)
-
-    states = {t.state for t in tiebeam.inspect(Constant(), ids()).tables}
-    assert states == {"untied"}
 
 
 def test_the_distance_of_a_drifted_pair_is_relative_and_frobenius() -> None:

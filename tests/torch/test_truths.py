@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.torch.expect import all_of, both_gradients_arrive, parameters_of
-from tests.torch.models import Builder, load
+from tests.torch.models.kit import Builder, load
 from tiebeam.testing import probe_table
 
 EVERY = all_of(*load())

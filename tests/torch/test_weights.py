@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiebeam.backends.torch import weights
-from tiebeam.backends.torch.weights import Distance, TableStatistics, distance, table_statistics, write_table, zero_
+from tiebeam.backends.torch.weights import (
+    Distance,
+    TableStatistics,
+    distance,
+    table_statistics,
+    write_table,
+    zero_,
+)
 from tiebeam.core.draws import blocks, draw_block
 from tiebeam.errors import InputError, RangeError, ShapeError
 
@@ -154,9 +162,15 @@ def test_the_way_of_accelerators_gives_the_same_table(dtype, threads):
 
 def test_writing_needs_one_block_of_memory():
     table = torch.empty(5000, 64, dtype=torch.bfloat16)
-    with Allocations() as seen:
-        written(table)
-    assert 0 < seen.largest <= 64 * 64
+    tracemalloc.start()
+    try:
+        with Allocations() as seen:
+            written(table)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert seen.largest <= 64 * 64
+    assert 64 * 64 * 4 < peak < table.nbytes / 2
 
 
 @given(vocab=st.integers(1, 400), data=st.data())
@@ -168,7 +182,9 @@ def test_pieces_put_every_held_row_where_it_belongs(vocab, data):
     put = np.full(len(rows), -1)
     for piece in weights._pieces(rows):
         assert 0 <= piece.first < piece.last <= 64
-        put[piece.at : piece.at + piece.last - piece.first] = 64 * piece.block + np.arange(piece.first, piece.last)
+        put[piece.at : piece.at + piece.last - piece.first] = 64 * piece.block + np.arange(
+            piece.first, piece.last
+        )
     assert np.array_equal(put, rows)
 
 
@@ -231,13 +247,17 @@ def test_the_statistics_are_those_of_the_entries(dtype, vocab_axis):
     norms = entries.norm(dim=1)
     norms = norms[norms > 0]
     assert found.std == pytest.approx(float(entries.square().mean().sqrt()), rel=1e-5)
-    assert found.spread == pytest.approx(float(norms.std(correction=0) / norms.mean()) * math.sqrt(192), rel=1e-3)
+    assert found.spread == pytest.approx(
+        float(norms.std(correction=0) / norms.mean()) * math.sqrt(192), rel=1e-3
+    )
     assert (found.finite, found.constant, found.zero_rows, found.zero_count) == (True, False, (3, 77), 2)
 
 
 def test_a_float8_table_is_measured():
     table = drawn(200, 64, std=1.0).to(torch.float8_e4m3fn)
-    assert table_statistics(table, 0).std == pytest.approx(float(table.float().square().mean().sqrt()), rel=1e-5)
+    assert table_statistics(table, 0).std == pytest.approx(
+        float(table.float().square().mean().sqrt()), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("width", [1, 16, 512])
@@ -279,16 +299,18 @@ def test_at_most_eight_zero_rows_are_listed_and_all_are_counted():
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -0.02])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str
+)
 @pytest.mark.parametrize("vocab_axis", [0, 1])
 def test_a_constant_table_is_told_from_one_with_equal_norms(value, dtype, vocab_axis):
     shape = (1401, 768) if vocab_axis == 0 else (768, 1401)  # one row beyond a chunk
     table = torch.full(shape, value, dtype=dtype)
     found = table_statistics(table, vocab_axis)
     assert found.constant
-    assert found.std == pytest.approx(abs(value), rel=1e-2)
+    assert found.std == pytest.approx(abs(value), rel=0.05)
     if value:
-        table.view(-1)[5].neg_()
+        table.view(-1)[5] = -value
         assert not table_statistics(table, vocab_axis).constant
 
 
@@ -314,7 +336,7 @@ def test_a_table_of_one_row_or_one_column_is_measured():
     row = table_statistics(torch.tensor([[3.0, 4.0]]), 0)
     assert (row.std, row.spread, row.constant) == (pytest.approx(math.sqrt(12.5)), None, False)
     column = table_statistics(torch.tensor([[3.0], [-3.0]]), 0)
-    assert (column.std, column.spread, column.constant) == (3.0, 0.0, False)
+    assert (column.std, column.spread, column.constant) == (pytest.approx(3.0), 0.0, False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -203,7 +203,7 @@ def test_only_positions_tell_the_order_of_earlier_tokens(positions, told_apart):
 
 def test_a_rotation_turns_by_the_distance_alone():
     q, k = torch.randn(2, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    turned = [Rotation.of(first, 1, 6, like=q).turn(x[None]) for first in (0, 3, 40, 43) for x in (q, k)]
+    turned = [Rotation.of(first, 1, 6, q.device).turn(x[None]) for first in (0, 3, 40, 43) for x in (q, k)]
     near = turned[2] @ turned[1].T  # query at 3, key at 0
     far = turned[6] @ turned[5].T  # query at 43, key at 40
     torch.testing.assert_close(near, far, rtol=1e-5, atol=1e-5)
@@ -225,6 +225,20 @@ def test_a_target_of_minus_100_does_not_count():
     kept = model.loss(ids[:, :4], targets[:, :4])
     targets[:, 4:] = -100
     torch.testing.assert_close(model.loss(ids, targets), kept)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_half_precision_autocast_and_compilation_change_rounding_alone(positions):
+    model, ids = build(positions=positions), random_ids(2, 8)
+    exact = model(ids)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert largest_gap(model(ids), exact) < 0.1
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(ids), exact)
+    half = build(positions=positions).to(torch.bfloat16)
+    assert half(ids).dtype == torch.bfloat16
+    assert largest_gap(half(ids), exact) < 0.1
+    assert torch.equal(half.generate(ids[:, :2], 9, top_k=1), half.generate(ids[:, :2], 9, greedy=True))
 
 
 def test_dropout_acts_in_training_alone():

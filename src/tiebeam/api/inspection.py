@@ -3,11 +3,51 @@
 from typing import Any
 
 from tiebeam.api.look import Look, look
-from tiebeam.core.report import Report
+from tiebeam.api.versions import versions
+from tiebeam.checkpoints.declared_findings import declared_findings
+from tiebeam.core.findings import Context, findings_of, in_order
+from tiebeam.core.report import Finding, Report
 
 
 def inspect(model: Any, inputs: Any = None) -> Report:
-    """See what a model really does with its table."""
+    """See what a model really does with its vocabulary table.
+
+    The model runs once on `inputs` and is watched: which parameter is gathered by token id, which one is
+    multiplied into logits, and which constants the signal meets in between. Where a number in the program
+    could be a size of the inputs, a second, shorter pass confirms that it is not. Parameters, buffers,
+    modes, hooks and random generators are as before.
+
+    Args:
+        model: A PyTorch `nn.Module`, on real, fake or meta tensors, wrapped or not.
+        inputs: What the model takes. A tuple is positional, a dict is keyword arguments, a single tensor
+            or array is one argument. Omitted: token ids `(1, 8)` are made from the model's config or the
+            signature of its `forward`.
+
+    Returns:
+        The report: `tables`, `findings`, and renderings of both.
+
+    Raises:
+        BackendError: `model` is no model of a framework that tiebeam knows.
+        InputError: The model refuses the inputs (its own error is chained), or none could be made.
+        ShapeError: A shared table does not fit one of its modules.
+        TraceError: On meta tensors, an operation needs activations to go on.
+
+    Example:
+        >>> import torch, tiebeam
+        >>> from torch import nn
+        >>> class Tiny(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.embed = nn.Embedding(300, 64)
+        ...         self.norm = nn.LayerNorm(64)
+        ...     def forward(self, ids):
+        ...         return self.norm(self.embed(ids)) @ self.embed.weight.T
+        >>> report = tiebeam.inspect(Tiny(), torch.arange(8)[None])
+        >>> report.tables[0].state, report.tables[0].target_std
+        ('tied', 0.125)
+        >>> [f.code for f in report.findings if f.severity == "error"]
+        ['init-scale']
+    """
     return report_of(look(model, inputs))
 
 
@@ -18,7 +58,24 @@ def report_of(seen: Look) -> Report:
         model=seen.model.name,
         framework=seen.model.framework,
         tables=seen.tables,
+        findings=_findings(seen),
         parameters=seen.model.parameters(),
         meta=graph.meta,
         notes=graph.notes,
+        versions=versions(seen.model.framework),
     )
+
+
+def _findings(seen: Look) -> tuple[Finding, ...]:
+    names = [n for t in seen.tables for n in t.names]
+    declared = seen.declared
+    context = Context(
+        tables=seen.tables,
+        fixes=seen.model.fixes(),
+        untied_on_purpose=declared is not None and declared.flag_present and declared.tied is False,
+        trainable_elsewhere=seen.model.trainable_elsewhere(names),
+        body_dtype=seen.model.body_dtype(names),
+        devices=seen.model.devices(),
+    )
+    found = [*findings_of(context), *declared_findings(declared, seen.tables, seen.model.shared())]
+    return in_order(found)

@@ -1,8 +1,9 @@
-"""What a backend implements: eight methods over one model."""
+"""What a backend implements: one class over one model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from tiebeam.core.findings import Fixes
 from tiebeam.core.statistics import Weights
 from tiebeam.ir import Graph, Leaf
 
@@ -70,10 +71,34 @@ class Model(Protocol):
         """An upper bound for token ids, or None."""
         ...
 
+    def check_writable(self, traced: Any, leaf: Leaf) -> None:
+        """Raise where the table could not be written."""
+        ...
+
     def write(self, traced: Any, leaf: Leaf, *, vocab_axis: int, seed: int, ordinal: int, std: float, zero_rows: tuple[int, ...]) -> None:
         """Draw the table anew."""
         ...
 
     def zero(self, traced: Any, names: Sequence[str]) -> tuple[str, ...]:
         """Set parameters to zero; the names that were."""
+        ...
+
+    def fixes(self) -> Fixes:
+        """Code that mends this model."""
+        ...
+
+    def trainable_elsewhere(self, names: Sequence[str]) -> float:
+        """Share of the other parameters' elements that is trainable."""
+        ...
+
+    def body_dtype(self, names: Sequence[str]) -> str | None:
+        """Dtype of most of the other parameters."""
+        ...
+
+    def shared(self) -> tuple[tuple[str, ...], ...]:
+        """Groups of parameter paths that are one object."""
+        ...
+
+    def devices(self) -> dict[str, str]:
+        """Devices by a device map, by module path."""
         ...

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from tiebeam.cli.output import write_text
@@ -23,12 +24,7 @@ _WRITES = 160  # characters of a sample on the terminal
 
 
 def show_demo(
-    out: Path,
-    *,
-    console: Console | None = None,
-    steps: int | None = None,
-    vocab: int | None = None,
-    seed: int = 0,
+    out: Path, *, console: Console | None = None, steps: int | None = None, **sizes: Any
 ) -> "DemoResult":
     """Run the demo, show its progress, and write its page.
 
@@ -36,26 +32,26 @@ def show_demo(
         out: The HTML file.
         console: Where to show; by default standard output.
         steps: Training steps of each model; None is the demo's own number.
-        vocab: Tokens of the vocabulary; None likewise.
-        seed: Of weights and samples.
+        sizes: Any field of the demo's settings, such as `vocab` and `seed`.
 
     Raises:
         BackendError: torch or tokenizers is missing.
         TargetError: The page cannot be written.
     """
-    result = _run(console := console or Console(highlight=False), steps, vocab, seed)
+    console = console or Console(highlight=False)
+    result = _run(console, steps, sizes)
     console.print(_findings(result.mistake.report))
     console.print(closing_table(result))
     console.print(_sentence(result))
     for label, run in ((MISTAKE, result.mistake), (MENDED, result.mended)):
-        console.print(Text(f"\n{label} writes:", style="bold"))
+        console.print(Text(f"\n{label}, after {len(run.curve.train)} steps:", style="bold"))
         console.print(Text(_shortened(run.sample)))
     write_text(out, page(result))
     console.print(Text(f"\nreport with both loss curves: {out.resolve()}"), soft_wrap=True)
     return result
 
 
-def _run(console: Console, steps: int | None, vocab: int | None, seed: int) -> "DemoResult":
+def _run(console: Console, steps: int | None, sizes: dict[str, Any]) -> "DemoResult":
     missing = [name for name in ("torch", "tokenizers") if find_spec(name) is None]
     if missing:
         raise BackendError(
@@ -65,19 +61,15 @@ def _run(console: Console, steps: int | None, vocab: int | None, seed: int) -> "
         )
     from tiebeam.experiments.demo.run import DemoSettings, run_demo
 
-    sizes: dict[str, Any] = {"seed": seed} | ({} if vocab is None else {"vocab": vocab})
     with _progress(console) as progress:
         return run_demo(steps=steps, on_event=_Bars(progress), settings=DemoSettings(**sizes))
 
 
 def _progress(console: Console) -> Progress:
-    columns = [
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    ]
-    return Progress(*columns, TextColumn("{task.fields[detail]}"), console=console)
+    said = TextColumn("{task.description}", table_column=Column(ratio=1, overflow="fold"))
+    return Progress(
+        BarColumn(bar_width=12), MofNCompleteColumn(), TimeElapsedColumn(), said, console=console, expand=True
+    )
 
 
 class _Bars:
@@ -90,14 +82,15 @@ class _Bars:
     def __call__(self, event: "DemoEvent") -> None:
         from tiebeam.experiments.demo.result import STAGES
 
+        names: dict[str, str] = dict(STAGES)
+        doing = names[event.stage]
         if event.stage not in self._bars:
-            names: dict[str, str] = dict(STAGES)
-            bar = self._progress.add_task(names[event.stage], total=event.total, detail="")
-            self._bars[event.stage] = bar
+            self._bars[event.stage] = self._progress.add_task(doing, total=event.total)
+        detail = event.detail or ("" if event.loss is None else f"loss {event.loss:.2f}")
         bar = self._bars[event.stage]
         self._progress.update(bar, completed=event.done, total=event.total)
-        if detail := event.detail or ("" if event.loss is None else f"loss {event.loss:.2f}"):
-            self._progress.update(bar, detail=detail)
+        if detail:
+            self._progress.update(bar, description=escape(f"{doing}: {detail}"))
 
 
 def rows(result: "DemoResult") -> list[tuple[str, str, str]]:

@@ -68,7 +68,8 @@ def save(model: Any, report: "Report", out: Path, *, force: bool = False) -> tup
         try:
             _write(model, report, draft)
             names = tuple(sorted(p.name for p in draft.iterdir()))
-            draft.chmod(permissions(folder=True))
+            for path in (draft, *draft.rglob("*")):
+                path.chmod(permissions(folder=path.is_dir()))
             _publish(draft, out, names)
         finally:
             shutil.rmtree(draft, ignore_errors=True)

@@ -110,6 +110,7 @@ class Table:
         fresh: Whether its rows look like independent draws; None where that cannot be told.
         spread: Coefficient of variation of the non-zero row norms times sqrt(2*width).
         finite: Whether every entry is finite; None on meta.
+        constant: Whether all entries are one number; None on meta.
         partner: Name of the table this one is a copy of, drifted from or untied from.
         distance: Relative Frobenius distance to the partner.
         padding_rows: Rows that are all zero.
@@ -134,6 +135,7 @@ class Table:
     fresh: bool | None = None
     spread: float | None = None
     finite: bool | None = None
+    constant: bool | None = None
     trainable: bool = True
     vocab_axis: int = 0
     partner: str | None = None

@@ -6,6 +6,7 @@ A fused normalisation says so (`Op.NORMALIZE`); a decomposed one is a piece of g
 
 import heapq
 
+from tiebeam.core.numbers import is_mask
 from tiebeam.core.provenance import INPUT
 from tiebeam.ir import Graph, Node, Op
 
@@ -65,6 +66,8 @@ def stream_before(graph: Graph, flags: list[int], value: int) -> int | None:
         if node.op is Op.NORMALIZE:
             return node.inputs[0]
         moving = [x for x in node.inputs if flags[x] & INPUT]
+        if len(moving) == 2 and is_mask(graph, flags, moving[1]):
+            moving = moving[:1]
         if node.op in (Op.MUL, Op.DIV) and len(moving) == 2:
             return _decomposed(graph, flags, node)
         if node.op not in (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK, Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.GATHER) or (

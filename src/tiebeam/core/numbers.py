@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tiebeam.core.provenance import INPUT, INTS, LEAF
+from tiebeam.core.provenance import INPUT, INTS, LEAF, RANDOM
 from tiebeam.ir import Graph, Op, Origin
 
 
@@ -87,8 +87,12 @@ def _leaf_of(graph: Graph, value: int) -> str:
 
 
 def is_mask(graph: Graph, flags: list[int], value: int) -> bool:
-    """Whether multiplying by this value only switches elements on and off (it came from integers)."""
-    return bool(flags[value] & INTS) and graph.values[value].size > 1
+    """Whether multiplying by this value only switches elements on and off.
+
+    It came from integers, or from random draws alone (dropout written as a product).
+    """
+    drawn = bool(flags[value] & RANDOM) and not flags[value] & (INPUT | LEAF)
+    return (drawn or bool(flags[value] & INTS)) and graph.values[value].size > 1
 
 
 def is_constant(graph: Graph, flags: list[int], value: int) -> bool:

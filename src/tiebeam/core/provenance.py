@@ -6,6 +6,7 @@ INPUT = 1  # an input of the model reached it
 INTS = 2  # ... through integer operations alone (a mask, a position, a one-hot matrix)
 IDS = 4  # ... and it still is a token id, moved or shifted, no comparison or count
 LEAF = 8  # a parameter or buffer reached it
+RANDOM = 16  # a random draw reached it
 
 _MOVES = (Op.LAYOUT, Op.CAST, Op.MASK, Op.UPDATE, Op.CONCAT, Op.DROPOUT)
 _ARITHMETIC = (Op.ADD, Op.SUB, Op.MUL, Op.POINTWISE, Op.GATHER)
@@ -19,11 +20,13 @@ def provenance(graph: Graph) -> list[int]:
             flags[value.id] = INPUT | (INTS | IDS if value.integral else 0)
         elif value.origin is Origin.LEAF:
             flags[value.id] = LEAF
+        elif value.origin is Origin.RANDOM:
+            flags[value.id] = RANDOM
     for node in graph.nodes:
         read = [flags[v] for v in node.inputs]
         out = 0
         for f in read:
-            out |= f & (INPUT | LEAF)
+            out |= f & (INPUT | LEAF | RANDOM)
         if out & INPUT:
             out |= _integers(graph, node, read)
         for v in node.outputs:

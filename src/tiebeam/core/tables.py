@@ -70,11 +70,12 @@ def _table(group: Group, weights: Weights, repeats: float | None) -> Table:
         fresh=_fresh(stats, vocab),
         spread=stats.spread,
         finite=stats.finite,
+        constant=stats.constant,
         trainable=any(one.trainable for one in group.leaves),
         vocab_axis=group.vocab_axis,
         partner=None if group.partner is None else group.partner.names[0],
         distance=group.distance,
-        padding_rows=stats.zero_rows,
+        padding_rows=stats.zero_rows if stats.zero_count <= len(stats.zero_rows) < vocab else (),
         predicted=_predicted(vocab, width, stats, lookup_factor, readout_factor, hidden_rms, kappa, repeats),
         notes=tuple(dict.fromkeys(notes)),
     )

@@ -3,6 +3,7 @@
 from tiebeam.core.facts import Lookup, Readout, Table
 from tiebeam.reports.markup import Markup, element, joined
 from tiebeam.reports.numbers import count, known, number
+from tiebeam.reports.strings import visible
 from tiebeam.reports.tables import flow
 
 CSS = """
@@ -45,7 +46,7 @@ def roof(table: Table) -> Markup:
     stations = _stations(table)
     base = _BOTTOM + 14 + _STEP * max(len(stations), 1)
     line = " → ".join(step.text for step in flow(table))
-    pieces = [element("title", f"Flow of {table.name}, {table.state}: {line}"), _network()]
+    pieces = [element("title", f"Flow of {visible(table.name)}, {table.state}: {line}"), _network()]
     pieces += [_lookup_side(table, base), _readout_side(table, stations, base), _timber(table)]
     pieces.append(_text(_MIDDLE, 150, table.state, "tb-state"))
     return element("svg", *pieces, class_="tb-roof", viewBox=f"0 0 {_WIDTH} {base + 42}", role="img")
@@ -162,5 +163,5 @@ def _dashed(records: tuple[Lookup, ...] | tuple[Readout, ...]) -> str:
 
 
 def _shortened(name: str, most: int) -> str:
-    kept = (most - 1) // 2
+    name, kept = visible(name), (most - 1) // 2
     return name if len(name) <= most else f"{name[:kept]}…{name[-kept:]}"

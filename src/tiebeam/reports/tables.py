@@ -49,6 +49,8 @@ def _identity(table: Table, reasons: Reasons) -> list[Row]:
         rows.append(Row("trainable", ("no: frozen",)))
     if table.finite is False:
         rows.append(Row("finite", ("no: NaN or infinite entries",)))
+    if table.constant:
+        rows.append(Row("constant", ("yes: every entry is the same number",)))
     if table.padding_rows:
         rows.append(Row("zero rows", (", ".join(map(count, table.padding_rows)),)))
     return rows

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.torch.models import VOCAB, WIDTH, Base, Truth, case, ids
+from tests.torch.models.kit import VOCAB, WIDTH, Base, Truth, case, ids
 
 T = "bad"
 O = "outputs"  # noqa: E741

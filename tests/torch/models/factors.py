@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.torch.models import BATCH, VOCAB, WIDTH, Base, Truth, case, ids
+from tests.torch.models.kit import BATCH, VOCAB, WIDTH, Base, Truth, case, ids
 
 T = "factors"
 
@@ -132,8 +132,8 @@ on("rows", "ImulOperator", lambda m, x: m.imul(x), look=6.0, setup=lambda m: set
 on(
     "rows",
     "ScaleThenPositionsThenNorm",
-    lambda m, x: F.layer_norm(5 * x + m.position, (WIDTH,)),
-    look=5.0,
+    lambda m, x: F.layer_norm(6 * x + m.position[: x.shape[1]], (WIDTH,)),
+    look=6.0,
     norm_after_lookup=True,
     setup=lambda m: setattr(m, "position", nn.Parameter(torch.randn(5, WIDTH))),
 )  # noqa: E501

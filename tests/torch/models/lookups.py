@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.torch.models import BATCH, LENGTH, VOCAB, WIDTH, Base, Truth, case, ids
+from tests.torch.models.kit import BATCH, LENGTH, VOCAB, WIDTH, Base, Truth, case, ids
 
 T = "lookups"
 
@@ -231,7 +231,7 @@ class ExtendedVocabulary(Base):
         return F.linear(h, torch.cat([self.table, self.new]))
 
 
-@case(T, inputs=lambda: {"ids": ids(), "mask": torch.ones(BATCH, LENGTH)})
+@case(T, inputs=lambda: {"ids": ids(), "mask": torch.ones(BATCH, LENGTH, dtype=torch.bool)})
 class KeywordInputs(Base):
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         return self.read(self.body(self.look(ids) * mask.unsqueeze(-1)))

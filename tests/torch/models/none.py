@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.torch.models import LENGTH, VOCAB, WIDTH, Base, Truth, case, ids
+from tests.torch.models.kit import LENGTH, VOCAB, WIDTH, Base, Truth, case, ids
 
 T = "none"
 NOTHING = Truth(names=(), state="none", numeric=False)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.torch.models import LENGTH, VOCAB, WIDTH, Base, Truth, case, ids
+from tests.torch.models.kit import LENGTH, VOCAB, WIDTH, Base, Truth, case, ids
 
 T = "readouts"
 PADDED = 48

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from tests.torch.models import VOCAB, Truth, case
+from tests.torch.models.kit import VOCAB, Truth, case
 from tests.torch.models.factors import Scaled
 
 T = "softcaps"

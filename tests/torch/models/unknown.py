@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from tests.torch.models import BATCH, LENGTH, VOCAB, WIDTH, Base, Truth, case, ids
+from tests.torch.models.kit import BATCH, LENGTH, VOCAB, WIDTH, Base, Truth, case, ids
 from tests.torch.models.factors import Scaled
 
 T = "unknown"

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tiebeam.backends.torch import weights
+from tiebeam.backends.torch.fixes import TorchFixes
 from tiebeam.backends.torch.shorten import shorter_arguments
 from tiebeam.backends.torch.trace import Trace, trace
 from tiebeam.core.statistics import Distance, TableStatistics
@@ -44,7 +45,6 @@ class TorchModel:
 
     Args:
         model: The module.
-        inputs: A tuple is positional, a mapping is keyword arguments, a tensor or array is one argument.
     """
 
     framework = "torch"
@@ -90,6 +90,37 @@ class TorchModel:
         """Elements of all parameters, each once."""
         return sum(p.numel() for p in self.model.parameters())
 
+    def fixes(self) -> TorchFixes:
+        return TorchFixes(self.model)
+
+    def trainable_elsewhere(self, names: Sequence[str]) -> float:
+        """Share of the elements of all parameters but `names` that is trainable; 0 where there are none."""
+        others = [p for n, p in self.model.named_parameters() if n not in names]
+        total = sum(p.numel() for p in others)
+        return sum(p.numel() for p in others if p.requires_grad) / total if total else 0.0
+
+    def body_dtype(self, names: Sequence[str]) -> str | None:
+        """Dtype of most elements of all floating parameters but `names`."""
+        counts: dict[torch.dtype, int] = {}
+        for n, p in self.model.named_parameters():
+            if n not in names and p.is_floating_point():
+                counts[p.dtype] = counts.get(p.dtype, 0) + p.numel()
+        return str(max(counts, key=lambda d: counts[d])).removeprefix("torch.") if counts else None
+
+    def shared(self) -> tuple[tuple[str, ...], ...]:
+        """Groups of parameter paths that are one object, in modules that are not."""
+        groups: dict[int, list[str]] = {}
+        for path, module in self.model.named_modules():
+            for name, p in module._parameters.items():
+                if p is not None:
+                    groups.setdefault(id(p), []).append(f"{path}.{name}" if path else name)
+        return tuple(tuple(g) for g in groups.values() if len(g) > 1)
+
+    def devices(self) -> dict[str, str]:
+        """Device of module paths by the device map that was dispatched, if any."""
+        found = getattr(self.model, "hf_device_map", None)
+        return {str(k): str(v) for k, v in found.items()} if isinstance(found, Mapping) else {}
+
     def vocab_bound(self) -> int | None:
         """An upper bound for token ids: the tallest embedding, or the largest matrix's longer side."""
         tables = [m.num_embeddings for m in self.model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
@@ -97,6 +128,9 @@ class TorchModel:
             return max(tables)
         matrices = [max(p.shape) for p in self.model.parameters() if p.ndim == 2]
         return max(matrices, default=None)
+
+    def check_writable(self, traced: Trace, leaf: Leaf) -> None:
+        weights.check_writable(_matrix(traced.tensors[leaf.key]))
 
     def write(
         self,

@@ -62,7 +62,7 @@ def sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
 
 
 def readable(tensor: Tensor) -> bool:
-    """Whether the tensor's own memory holds its values."""
+    """Whether the tensor's own memory holds its values, as real numbers."""
     if sharded(tensor):
         if any(placement.is_partial() for placement in tensor.placements):
             return False
@@ -72,6 +72,7 @@ def readable(tensor: Tensor) -> bool:
         not tensor.is_meta
         and tensor.layout == torch.strided
         and not tensor.is_quantized
+        and not tensor.is_complex()
         # Fake and quantised tensors are subclasses that answer every operation themselves.
         and type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
     )

@@ -175,7 +175,7 @@ class Recorder(TorchDispatchMode):
         varying = schema.random or (not from_nothing and any(drafts[v].varying for v in read))
         outputs = []
         for t in results:
-            origin = Origin.CONSTANT if from_nothing else Origin.NODE
+            origin = (Origin.RANDOM if schema.random else Origin.CONSTANT) if from_nothing else Origin.NODE
             shadow = followed.get(id(t))
             facts = {} if varying else number_of(t if shadow is None else shadow)
             value = self.ledger.output(t, origin, varying=varying, **facts)

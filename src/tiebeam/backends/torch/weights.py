@@ -125,7 +125,7 @@ def write_table(
         (3,)
     """
     vocab, width = shape_of(tensor, vocab_axis)
-    _check_writable(tensor)
+    check_writable(tensor)
     draw_block(seed, kind, ordinal, 0, 0, width, std)  # draws nothing, checks everything
     zero = frozenset(zero_rows)
     if outside := sorted(row for row in zero if not 0 <= row < vocab):
@@ -260,7 +260,7 @@ def distance(a: Tensor, b: Tensor, *, vocab_axis_a: int = 0, vocab_axis_b: int =
 
 def _compare(x: Tensor, y: Tensor, so_far: Tensor) -> Tensor:
     found = torch.zeros_like(so_far)
-    wide = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
+    wide = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
     comparable = x.dtype == y.dtype or (x.is_floating_point() and y.is_floating_point())
     # One mismatch is enough: the chunks after it need no look.
     found[3] = so_far[3] == 0 and not (comparable and _same_bits(x.to(y.dtype), y))
@@ -313,11 +313,11 @@ def _row_norms(local: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _constant(tensor: Tensor, part: Part) -> bool:
+    wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
     lowest = torch.full((1,), math.inf, dtype=torch.float64)
     highest = -lowest
     for i, j in _chunks(len(part.local), part.width, part.local.device):
-        entries = part.local[i:j].to(torch.promote_types(tensor.dtype, torch.float32))
-        low, high = torch.aminmax(entries)
+        low, high = torch.aminmax(part.local[i:j].to(wide))
         lowest, highest = lowest.minimum(low.cpu().double()), highest.maximum(high.cpu().double())
         if lowest < highest:
             break
@@ -377,7 +377,7 @@ def _pieces(rows: Rows) -> Iterator[_Piece]:
         yield _Piece(block, first, first + end - at, at)
 
 
-def _check_writable(tensor: Tensor) -> None:
+def check_writable(tensor: Tensor) -> None:
     if not tensor.is_floating_point() or not readable(tensor):
         raise InputError(
             "the table's values cannot be written",

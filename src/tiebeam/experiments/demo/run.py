@@ -35,9 +35,9 @@ class DemoSettings:
 
     vocab: int = 4096
     max_bytes: int = 3_000_000
-    width: int = 192
+    width: int = 128
     layers: int = 3
-    heads: int = 3
+    heads: int = 2
     block_size: int = 128
     seed: int = 0
     inspected: int = 4

@@ -25,7 +25,7 @@ class TrainSettings:
     Attributes:
         steps: Updates of the weights.
         batch: Windows in a step.
-        rate: Largest learning rate.
+        rate: Largest learning rate; of 2e-3 and 4e-3 the better one for both models of the demo.
         warmup: Steps until it is reached.
         floor: Share of it that the cosine ends at.
         betas, weight_decay: Of AdamW.
@@ -35,16 +35,16 @@ class TrainSettings:
         validation_windows: Windows in a validation, spread evenly.
     """
 
-    steps: int = 200
+    steps: int = 240
     batch: int = 8
-    rate: float = 2e-3
-    warmup: int = 20
+    rate: float = 4e-3
+    warmup: int = 24
     floor: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.01
     clip: float = 1.0
     seed: int = 0
-    validate_every: int = 25
+    validate_every: int = 20
     validation_windows: int = 24
 
     def __post_init__(self) -> None:

@@ -20,21 +20,22 @@ class Rotation(NamedTuple):
     sin: Tensor
 
     @classmethod
-    def of(cls, first: int, tokens: int, channels: int, like: Tensor) -> "Rotation":
+    def of(cls, first: int, tokens: int, channels: int, device: torch.device) -> "Rotation":
         """Return the rotation of positions `first .. first + tokens - 1`.
 
         Made in float32 at every pass rather than kept in a buffer: a buffer would be rounded by
         `model.half()` and would hold garbage after `to_empty()`.
         """
-        pairs = torch.arange(channels // 2, device=like.device, dtype=torch.float32)
-        positions = torch.arange(first, first + tokens, device=like.device, dtype=torch.float32)
+        pairs = torch.arange(channels // 2, device=device, dtype=torch.float32)
+        positions = torch.arange(first, first + tokens, device=device, dtype=torch.float32)
         angles = torch.outer(positions, ROTARY_BASE ** (-2.0 * pairs / channels))
-        return cls(angles.cos().to(like.dtype), angles.sin().to(like.dtype))
+        return cls(angles.cos(), angles.sin())
 
     def turn(self, x: Tensor) -> Tensor:
-        """Turn `x`, (..., tokens, channels), pairing channel i with channel i + channels / 2."""
+        """Turn `x`, (..., tokens, channels), pairing channel i with channel i + channels / 2; in float32."""
         a, b = x.chunk(2, dim=-1)
-        return torch.cat((a * self.cos - b * self.sin, a * self.sin + b * self.cos), dim=-1)
+        turned = torch.cat((a * self.cos - b * self.sin, a * self.sin + b * self.cos), dim=-1)
+        return turned.to(x.dtype)
 
 
 class KVCache:

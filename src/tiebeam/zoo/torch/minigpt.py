@@ -148,7 +148,7 @@ class MiniGPT(nn.Module):
             x = x + self.positions.weight[first : first + tokens]
         rotation = None
         if self.config.positions == "rotary":
-            rotation = Rotation.of(first, tokens, self.config.width // self.config.heads, like=x)
+            rotation = Rotation.of(first, tokens, self.config.width // self.config.heads, x.device)
         x = self.drop(x)
         for layer, block in enumerate(self.blocks):
             x = block(x, rotation, cache, layer)

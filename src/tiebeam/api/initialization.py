@@ -1,0 +1,151 @@
+"""`tiebeam.initialize`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from tiebeam.api.inspection import report_of
+from tiebeam.api.look import Look, look
+from tiebeam.core.findings import in_order
+from tiebeam.core.init import ROUNDS, SETTLED, Mode, TablePlan, next_std, plan_init
+from tiebeam.core.report import Finding, Report, TableInit
+from tiebeam.errors import InputError, RangeError, TraceError
+
+
+def initialize(
+    model: Any, inputs: Any = None, *, mode: Mode = "auto", only: Literal["tables"] = "tables", seed: int = 0
+) -> Report:
+    """Draw the vocabulary tables anew, at the std with which logits start at unit variance.
+
+    A readout wants `1 / (|readout_factor| * hidden_rms * sqrt(width))`, a table that is only looked up
+    `1 / |lookup_factor|`. Rows that are all zero (padding) stay zero, biases over the vocabulary become
+    zero, everything else is untouched. Calling it twice equals calling it once.
+
+    Args:
+        model, inputs: As for `inspect`.
+        mode: "analytic" uses the structure alone, "empirical" measures logits on `inputs`, "auto" is analytic
+            where the factors are known and a normalisation stands before the readout, else empirical.
+        only: "tables".
+        seed: An integer of 0 or above. One seed gives the same weights in every framework, on any number
+            of threads.
+
+    Returns:
+        The report of the model as it is afterwards, with `init`: what was done to each table, and the
+        predicted and measured std of the logits. On meta tensors: the plan, nothing written.
+
+    Raises:
+        RangeError: A bad mode, seed or `only`; or "analytic" where the structure does not tell the std.
+        InputError: The model refuses the inputs, or a table cannot be written (integers, quantised).
+
+    Example:
+        >>> import torch, tiebeam
+        >>> from torch import nn
+        >>> class Tiny(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.embed = nn.Embedding(300, 64)
+        ...         self.norm = nn.LayerNorm(64)
+        ...     def forward(self, ids):
+        ...         return self.norm(self.embed(ids)) @ self.embed.weight.T
+        >>> model = Tiny()
+        >>> done = tiebeam.initialize(model, torch.arange(8)[None]).init[0]
+        >>> done.mode, done.std, round(float(model.embed.weight.std()), 3)
+        ('analytic', 0.125, 0.125)
+    """
+    if only != "tables":
+        raise RangeError("initialize writes vocabulary tables alone", got=f"only={only!r}", expected="only='tables'")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise RangeError("the seed is no natural number", got=repr(seed), expected="an integer of 0 or above")
+    seen = look(model, inputs)
+    meta = bool(seen.traced.graph.meta)
+    plans = plan_init(seen.tables, mode, meta=meta)
+    if meta:
+        return replace(report_of(seen), init=tuple(_done(p, p.std, p.table, None, 0, written=False, seed=seed) for p in plans))
+    for plan in plans:
+        seen.model.check_writable(seen.traced, _leaf(seen, plan))
+    return _write(seen, plans, seed)
+
+
+def _leaf(seen: Look, plan: TablePlan) -> Any:
+    name = plan.table.name
+    return next(u.read.source.leaf for u in seen.uses if name in u.read.source.leaf.names or u.read.source.leaf.name == name)
+
+
+def _write(seen: Look, plans: Sequence[TablePlan], seed: int) -> Report:
+    """Write, measure, and write again until what has to be measured has settled."""
+    stds = [p.std for p in plans]
+    zeroed = tuple(b for p in plans for b in seen.model.zero(seen.traced, p.biases))
+    rounds = [0] * len(plans)
+    measured: list[float | None] = [None] * len(plans)
+    settled = [True] * len(plans)
+    pending = list(range(len(plans)))
+    now, trouble = seen, ""
+    for _ in range(ROUNDS + 1):
+        for i in pending:
+            p = plans[i]
+            seen.model.write(
+                seen.traced, _leaf(seen, p), vocab_axis=p.table.vocab_axis, seed=seed, ordinal=p.ordinal,
+                std=stds[i], zero_rows=p.zero_rows,
+            )  # fmt: skip
+        try:
+            now = seen.again(logits=True)
+        except (InputError, TraceError) as error:  # it ran before the write: say so, and stop measuring
+            trouble = str(error).splitlines()[0]
+            break
+        again = []
+        for i, p in enumerate(plans):
+            table = _table(now, p)
+            following, measured[i] = next_std(p, stds[i], table)
+            if p.final or not p.table.readouts or i not in pending:
+                continue
+            settled[i] = measured[i] is not None and abs(measured[i] - 1) <= SETTLED  # type: ignore[operator]
+            if settled[i] or measured[i] is None or rounds[i] == ROUNDS:
+                continue
+            rounds[i] += 1
+            stds[i] = following
+            again.append(i)
+        pending = again
+        if not pending:
+            break
+    report = report_of(now)
+    inits = tuple(
+        _done(p, stds[i], _table(now, p), measured[i], rounds[i], seed=seed, settled=settled[i], zeroed=zeroed)
+        for i, p in enumerate(plans)
+    )
+    lost = [_unsettled(t, trouble) for t in inits if not t.settled or trouble]
+    return replace(report, init=inits, findings=in_order([*report.findings, *lost]))
+
+
+def _table(now: Look, plan: TablePlan) -> Any:
+    return next((t for t in now.tables if set(t.names) & set(plan.table.names)), plan.table)
+
+
+def _done(
+    p: TablePlan, std: float, table: Any, measured: float | None, rounds: int, *, seed: int, written: bool = True,
+    settled: bool = True, zeroed: Sequence[str] = (),
+) -> TableInit:  # fmt: skip
+    predicted = table.predicted.logit_std if written else (1.0 if p.table.readouts else None)
+    logits = [r.logit_std for r in table.readouts if r.logit_std is not None] if written else []
+    return TableInit(
+        name=p.table.name,
+        mode=p.mode,
+        std_before=p.table.std,
+        std=std,
+        predicted_logit_std=predicted,
+        measured_logit_std=logits[0] if logits else measured,
+        rounds=rounds,
+        settled=settled,
+        written=written,
+        biases=tuple(b for b in p.biases if b in zeroed),
+        zero_rows=p.zero_rows,
+        seed=seed,
+    )
+
+
+def _unsettled(done: TableInit, trouble: str) -> Finding:
+    why = trouble or f"after {done.rounds} rounds the logit std is {done.measured_logit_std}"
+    return Finding(
+        "not-settled", "warning", done.name,
+        f"the measured logit std did not settle at 1 within {SETTLED:.0%}: {why}",
+        hint="pass a larger batch, or put a normalisation before the readout",
+    )  # fmt: skip

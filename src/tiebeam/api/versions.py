@@ -1,0 +1,15 @@
+"""Versions that a report carries, so that a figure can be traced to what computed it."""
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+
+def versions(framework: str) -> dict[str, str]:
+    """Versions of tiebeam, Python, NumPy and the model's framework."""
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for package in ("tiebeam", "numpy", framework):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # run from a source tree that was never installed
+            found[package] = "source"
+    return found

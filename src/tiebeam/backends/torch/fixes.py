@@ -1,0 +1,37 @@
+"""Python that mends a PyTorch model, as findings print it."""
+
+from torch import nn
+
+
+def _get(path: str) -> str:
+    return f'model.get_submodule("{path}")' if path else "model"
+
+
+class TorchFixes:
+    """`core.findings.Fixes` for one module: only what would run on it is offered."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = dict(model.named_modules(remove_duplicate=False))
+        self.parameters = dict(model.named_parameters(remove_duplicate=False))
+
+    def tie(self, owner: str, other: str) -> str:
+        a, b = self.parameters.get(owner), self.parameters.get(other)
+        home, _, attribute = other.rpartition(".")
+        if a is None or b is None or a.shape != b.shape:
+            return ""
+        if home not in self.modules or attribute not in self.modules[home]._parameters:
+            return ""
+        if hasattr(self.modules[home], "parametrizations") or home.endswith("parametrizations.weight"):
+            return ""
+        return f'{_get(home)}.{attribute} = model.get_parameter("{owner}")'
+
+    def initialize(self) -> str:
+        return "tiebeam.initialize(model, inputs)"
+
+    def scale_lookup(self, where: str, factor: float) -> str:
+        if not isinstance(self.modules.get(where), (nn.Embedding, nn.EmbeddingBag)):
+            return ""
+        return f"{_get(where)}.register_forward_hook(lambda module, args, rows: rows * {factor!r})"
+
+    def train(self, name: str, on: bool) -> str:
+        return f'model.get_parameter("{name}").requires_grad_({on})' if name in self.parameters else ""

@@ -1,0 +1,58 @@
+"""Every finding there is: stable code, highest severity, and what it is about. The docs list this table."""
+
+from dataclasses import dataclass
+
+from tiebeam.core.report import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One kind of finding.
+
+    Attributes:
+        severity: The highest it takes.
+    """
+
+    code: str
+    severity: Severity
+    summary: str
+
+
+CATALOG = (
+    Entry("adapter-on-readout", "warning", "an adapter changes the logits of a tied table, but not its lookup"),
+    Entry("adapter-wants-tie", "warning", "an adapter was asked to keep a tie that the model does not have"),
+    Entry("aliased-storage", "error", "two parameters share one storage: the optimizer steps it twice"),
+    Entry("config-scopes-disagree", "warning", "the tie flag differs between scopes of a nested config"),
+    Entry("constant-rows", "warning", "all entries of the table are one number: tokens cannot be told apart"),
+    Entry("copy-not-tie", "warning", "two tables hold equal values in separate memory and will drift apart"),
+    Entry("drifted", "warning", "two tables are close, or declared tied, but differ"),
+    Entry("dtype-mixed", "info", "the table has another dtype than the rest of the model"),
+    Entry("factor-unknown", "info", "a factor is no known constant"),
+    Entry("flag-contradicts-tensors", "warning", "the config says untied, the tensors are tied"),
+    Entry("flag-missing", "warning", "the class declares a tie, and its config does not hold the flag"),
+    Entry("fresh-partner", "warning", "one of two untied tables is trained, the other looks freshly drawn"),
+    Entry("frozen-both-roles", "warning", "freezing a tied table froze both of its roles"),
+    Entry("functional-tie", "info", "the readout has no module of its own: tools that look for one miss it"),
+    Entry("gradient-cut", "error", "a role reads the table, but its gradient does not reach it"),
+    Entry("init-scale", "error", "a fresh table's std gives logits far from unit variance"),
+    Entry("logits-small", "info", "the logits start far below unit variance"),
+    Entry("lookup-small", "info", "looked-up rows enter a residual stream with a small root mean square"),
+    Entry("meta-left", "error", "some parameters have no values while others do"),
+    Entry("misspelt-flag", "warning", "a config field looks like the tie flag and is none"),
+    Entry("no-table", "info", "no vocabulary table was found"),
+    Entry("non-finite", "error", "the table holds NaN or infinity"),
+    Entry("not-settled", "warning", "initialising could not bring the logits to unit variance"),
+    Entry("one-side-trained", "warning", "one table of a pair is trained, the other is frozen"),
+    Entry("own-token", "info", "at the start the model predicts the token it has just read"),
+    Entry("padded-vocabulary", "info", "the table has more rows than the config has tokens"),
+    Entry("reparametrized-role", "warning", "one role reads the table through a mask or reparametrisation"),
+    Entry("rounded-factor", "info", "a factor of sqrt(width) was rounded to a narrow dtype"),
+    Entry("several-names", "info", "the table has several names: savers and loaders must agree on one"),
+    Entry("split-devices", "warning", "a device map puts the two ends of one table on different devices"),
+    Entry("state-unknown", "info", "whether two tables are tied cannot be told"),
+    Entry("tied-keys-list", "warning", "tied keys are declared as a list, where a mapping is needed"),
+    Entry("undeclared-sharing", "warning", "parameters share memory and the class does not declare it"),
+    Entry("untied", "info", "lookup and readout have a table each"),
+)
+
+CODES = frozenset(e.code for e in CATALOG)

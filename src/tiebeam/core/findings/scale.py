@@ -1,0 +1,98 @@
+"""Findings on numbers: std, factors, what training would see first. They speak of fresh tables only."""
+
+import math
+from collections.abc import Iterator
+
+from tiebeam.core.facts import Table
+from tiebeam.core.findings.context import Context
+from tiebeam.core.report import Finding
+
+LOGITS_WARNING, LOGITS_ERROR, LOGITS_SMALL = 2.0, 4.0, 0.25
+LOOKUP_SMALL = 0.1
+ROUNDED = 2.0**-7  # bfloat16 rounds by up to 2**-9; two roundings and a product stay below this
+
+
+def scale_findings(c: Context) -> Iterator[Finding]:
+    """Findings of every table's numbers."""
+    for table in c.tables:
+        if table.finite is False:
+            yield Finding(
+                "non-finite", "error", table.name, "the table holds NaN or infinity: every logit will",
+                fix=c.fixes.initialize(), hint="load it again, or initialise it",
+            )  # fmt: skip
+            continue
+        gate = table.std == 0 and not table.readouts  # zero on purpose: an extra lookup that starts silent
+        if table.constant and table.vocab > 1 and table.width > 1 and not gate:
+            yield Finding(
+                "constant-rows", "warning", table.name,
+                f"every entry is {table.std or 0.0:.6g} in size: rows cannot be told apart, and both roles see one token",
+                fix=c.fixes.initialize(), hint="load it again, or initialise it",
+            )  # fmt: skip
+            continue
+        yield from _logits(c, table)
+        yield from _lookup(c, table)
+        yield from _factors(table)
+        if c.body_dtype is not None and table.dtype != c.body_dtype:
+            yield Finding(
+                "dtype-mixed", "info", table.name, f"the table is {table.dtype}, the model is {c.body_dtype} elsewhere"
+            )
+
+
+def _logits(c: Context, t: Table) -> Iterator[Finding]:
+    s = t.predicted.logit_std
+    if s is None or not t.readouts or not t.fresh:
+        return
+    if s > LOGITS_WARNING:
+        loss = t.predicted.initial_loss or (t.predicted.initial_loss_range or (None, None))[1]
+        first = "" if loss is None else f", so the first loss is about {loss:.1f} where ln V is {t.predicted.log_vocab:.1f}"
+        yield Finding(
+            "init-scale", "error" if s > LOGITS_ERROR else "warning", t.name,
+            f"std {t.std:.4g} gives logits of std {s:.3g}{first}; the readout wants {t.target_std:.4g}",
+            fix=c.fixes.initialize(),
+        )  # fmt: skip
+    elif s < LOGITS_SMALL:
+        yield Finding(
+            "logits-small", "info", t.name,
+            f"std {t.std:.4g} gives logits of std {s:.3g}: the readout starts nearly uniform",
+        )  # fmt: skip
+    own = t.predicted.own_logit
+    if own is not None and t.tied and own > s * math.sqrt(2 * t.predicted.log_vocab):
+        yield Finding(
+            "own-token", "info", t.name,
+            f"the logit of the token just read starts at {own:.3g}, above all others: the model first predicts its own "
+            "input. That is usual for tied tables and soon unlearned",
+        )  # fmt: skip
+
+
+def _lookup(c: Context, t: Table) -> Iterator[Finding]:
+    rms = t.predicted.lookup_rms
+    if rms is None or rms >= LOOKUP_SMALL or rms == 0 or t.norm_after_lookup or t.std is None or t.fresh is False:
+        return
+    root = math.sqrt(t.width)
+    places = {u.where for u in t.lookups}
+    fix = c.fixes.scale_lookup(places.pop(), root) if len(places) == 1 else ""
+    if fix and rms * root < LOOKUP_SMALL:
+        fix += "\n" + c.fixes.initialize()
+    yield Finding(
+        "lookup-small", "info", t.name,
+        f"looked-up rows enter the network with a root mean square of {rms:.3g}, where layers expect about 1; "
+        f"multiplying them by sqrt(width) = {root:.4g} serves both roles",
+        fix=fix, hint="multiply the looked-up rows by sqrt(width) in forward",
+    )  # fmt: skip
+
+
+def _factors(t: Table) -> Iterator[Finding]:
+    for note in t.notes:
+        if note.startswith(("lookup_factor", "readout_factor")):
+            yield Finding("factor-unknown", "info", t.name, f"{note}; mode='empirical' measures what it does")
+    for role, factor in (("lookup", t.lookup_factor), ("readout", t.readout_factor)):
+        if factor is None or t.width < 2:
+            continue
+        for exact, name in ((math.sqrt(t.width), "sqrt(width)"), (1 / math.sqrt(t.width), "1/sqrt(width)")):
+            off = abs(abs(factor) / exact - 1)
+            if 1e-6 < off < ROUNDED:
+                yield Finding(
+                    "rounded-factor", "info", t.name,
+                    f"the {role} factor {factor:.6g} is {name} = {exact:.6g} rounded by {off:.2g}: a port that does not round "
+                    "differs from it",
+                )  # fmt: skip

@@ -1,0 +1,129 @@
+"""The init plan: which table gets which std, and how the next round follows from what was measured."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tiebeam.core import moments
+from tiebeam.core.facts import Table
+from tiebeam.errors import RangeError
+
+Mode = Literal["auto", "analytic", "empirical"]
+ROUNDS = 8
+SETTLED = 0.02  # relative distance of the measured logit std from 1
+UNIT = 0.02  # a hidden state this close to root mean square 1 is a normalisation's, epsilon apart
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """What is to be done to one table.
+
+    Attributes:
+        ordinal: Order of first use among the report's tables: what draws are keyed by.
+        mode: How the std is found.
+        std: Std to write first. It depends on the structure alone, never on the present values: writing
+            twice equals writing once.
+        linear: The logit std is proportional to the table's std, so that one measurement settles it.
+    """
+
+    table: Table
+    ordinal: int
+    mode: Literal["analytic", "empirical"]
+    std: float
+    linear: bool
+    final: bool
+    zero_rows: tuple[int, ...]
+    biases: tuple[str, ...]
+
+
+def plan_init(tables: Sequence[Table], mode: Mode, *, meta: bool = False) -> tuple[TablePlan, ...]:
+    """A plan for every table that has a role to be set for.
+
+    An extra lookup beside a tied table (a per-layer table, a gate that starts at zero) is left alone.
+
+    Raises:
+        RangeError: An unknown mode; or "analytic" (or meta) where the structure does not tell the std.
+    """
+    if mode not in ("auto", "analytic", "empirical"):
+        raise RangeError("mode is unknown", got=repr(mode), expected="'auto', 'analytic' or 'empirical'")
+    tied = any(t.lookups and t.readouts for t in tables)
+    plans = []
+    for ordinal, t in enumerate(tables):
+        if t.vocab == 0 or t.width == 0 or (tied and not t.readouts):
+            continue
+        known = _structural(t)
+        if known is None and (mode == "analytic" or meta):
+            raise RangeError(
+                f"the std of table {t.name!r} does not follow from the structure alone",
+                got="; ".join(t.notes) or "no normalisation before the readout, so the hidden state depends on the table",
+                expected="known factors, and a normalisation before the readout",
+                hint="use mode='empirical' on real tensors, which measures it",
+            )
+        chosen: Literal["analytic", "empirical"] = "analytic" if known is not None and mode != "empirical" else "empirical"
+        plans.append(
+            TablePlan(
+                table=t,
+                ordinal=ordinal,
+                mode=chosen,
+                std=_start(t, known),
+                linear=all(r.normalized for r in t.readouts),
+                final=chosen == "analytic" and (known is not None and known[1]),
+                zero_rows=t.padding_rows,
+                biases=tuple(dict.fromkeys(b for r in t.readouts for b in r.bias)),
+            )
+        )
+    return tuple(plans)
+
+
+def _structural(t: Table) -> tuple[float, bool] | None:
+    """The std that the structure gives, and whether it is final; None where it does not give one.
+
+    Behind a normalisation the hidden state's size does not depend on the table's. Where it is 1, that is
+    exact; with gains it has to be measured once, on a table that is already drawn.
+    """
+    if not t.readouts:
+        return (moments.target_std_lookup(t.lookup_factor), True) if t.lookup_factor else None
+    if not t.readout_factor or not all(r.normalized for r in t.readouts):
+        return None
+    rms = t.hidden_rms
+    unit = rms is None or not math.isfinite(rms) or abs(rms - 1) <= UNIT
+    return moments.target_std_readout(t.readout_factor, 1.0, t.width), unit and rms is not None and math.isfinite(rms)
+
+
+def _start(t: Table, known: tuple[float, bool] | None) -> float:
+    if known is not None:
+        return known[0]
+    if not t.readouts:
+        return 1.0
+    factor = abs(t.readout_factor) if t.readout_factor else 1.0
+    return 1.0 / (factor * math.sqrt(t.width))
+
+
+def next_std(plan: TablePlan, std: float, table: Table) -> tuple[float, float | None]:
+    """Std of the next round and the logit std it follows from (None where nothing was measured).
+
+    Args:
+        std: What was written.
+        table: The table as looked at afterwards.
+
+    Source: undamped rounds `std /= s` alternate for ever where the hidden state grows with the table (s goes as
+    std**2); the square root halves the exponent and converges.
+    """
+    s = measured_logit_std(plan, std, table)
+    if s is None or not math.isfinite(s) or s <= 0:
+        return std, None
+    return std / (s if plan.linear else math.sqrt(s)), s
+
+
+def measured_logit_std(plan: TablePlan, std: float, table: Table) -> float | None:
+    """Logit std after writing `std`.
+
+    Analytic plans take it from the measured hidden state by the formula; empirical ones from the logits.
+    """
+    seen = [r.logit_std for r in table.readouts if r.logit_std is not None]
+    if plan.mode == "empirical" and seen:
+        return math.sqrt(sum(x * x for x in seen) / len(seen))
+    if table.readout_factor and table.hidden_rms:
+        return moments.logit_std(table.readout_factor, table.hidden_rms, std, table.width)
+    return math.sqrt(sum(x * x for x in seen) / len(seen)) if seen else None
