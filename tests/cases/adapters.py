@@ -140,7 +140,6 @@ def only_modules(names: Names) -> Live:
 def list_keys(names: Names) -> Live:
     """The class cannot be built while it asks for the tie; built without, its list still stands."""
 
-
     class Forward(names["TinyLM"]):
         def forward(self, ids: Tensor) -> Tensor:
             return self.head(self.embed(ids))

@@ -39,9 +39,13 @@ EXPECTED: dict[str, Verdict] = {
     "hf-healthy-tied-roundtrip": row(),
     "peft-healthy-ensure-tying": row(make=live.called("pm")),
     "peft-trainable-tokens-tied": row(make=live.called("pm")),
-    "peft-modules-to-save-diverge": row(None, make=live.called("re"), note="untied while training, and says so"),
+    "peft-modules-to-save-diverge": row(
+        None, make=live.called("re"), note="untied while training, and says so"
+    ),
     # two tensors where one was meant
-    "pt-assign-partial-stale": row("untied", "untied constant-rows", note="that it was tied once is not in it"),
+    "pt-assign-partial-stale": row(
+        "untied", "untied constant-rows", note="that it was tied once is not in it"
+    ),
     "pt-meta-to-empty": row(None, "constant-rows", make=live.materialised, note="memory not yet written"),
     "pt-param-wrap-shares-storage": row("aliased", "aliased-storage"),
     "hf-find-tied-misses-storage-tie": row("aliased", "aliased-storage"),
@@ -53,7 +57,9 @@ EXPECTED: dict[str, Verdict] = {
     "pt-deepcopy-head-only": row("copy", "copy-not-tie"),
     "pt-strict-false-random-head": row("untied", "untied", note=SMALL),
     "hf-untied-config-no-head": row("untied", "untied", note=SMALL),
-    "rl-untied-server-not-updated": row(None, make=live.called("server"), note="distance 0.45 or 0.5, by which table it is measured against"),
+    "rl-untied-server-not-updated": row(
+        None, make=live.called("server"), note="distance 0.45 or 0.5, by which table it is measured against"
+    ),
     "rl-stale-head-cache": row("untied", "one-side-trained", make=live.stale_cache),
     "hf-offload-tied": row(None, "meta-left"),
     "hf-t5-third-alias": row("drifted", "drifted", make=live.seq2seq),
@@ -82,7 +88,9 @@ EXPECTED: dict[str, Verdict] = {
     "pt-init-order-conflict": row(note=HISTORY),
     "pt-init-after-tie-reinit-loads": row(note=HISTORY),
     "pt-load-two-values-last-wins": row(note=HISTORY),
-    "pt-pad-rows-sampled": row(make=live.padded, note="no tokenizer and no slice tells how many rows are real"),
+    "pt-pad-rows-sampled": row(
+        make=live.padded, note="no tokenizer and no slice tells how many rows are real"
+    ),
     # one role changed or trained alone
     "pt-freeze-coupled": row(codes="frozen-both-roles"),
     "pt-weight-norm-on-head": row(None, "reparametrized-role"),
@@ -90,7 +98,9 @@ EXPECTED: dict[str, Verdict] = {
     "peft-lora-head-merges-into-embed": row("tied", "adapter-on-readout", make=live.before_merge),
     "peft-only-embed-trained": row("copy", "one-side-trained", make=live.called("pm")),
     "peft-ensure-tying-on-untied": row("untied", "adapter-wants-tie", make=live.called("pm")),
-    "peft-kbit-upcast": row(make=live.upcast, note="the helper casts every parameter: nothing tells what they were"),
+    "peft-kbit-upcast": row(
+        make=live.upcast, note="the helper casts every parameter: nothing tells what they were"
+    ),
     # shapes that do not fit
     "pt-emsize-nhid-mismatch": row(None, raises="head"),
     "hf-bert-bias-resize": row(None, raises="bias"),
@@ -109,10 +119,12 @@ ELSEWHERE: dict[str, str] = {
         CHECKPOINT,
     ),
     **dict.fromkeys(
-        "pt-decay-conflict pt-hand-ema-double pt-gradnorm-counted-twice pt-optimizer-built-before-tie".split(), TRAINING
+        "pt-decay-conflict pt-hand-ema-double pt-gradnorm-counted-twice pt-optimizer-built-before-tie".split(),
+        TRAINING,
     ),
     **dict.fromkeys(
-        "hf-device-map-splits-tie pt-fsdp2-separate-groups tp-layout-mismatch pp-last-rank-skips-embed".split(), PLAN
+        "hf-device-map-splits-tie pt-fsdp2-separate-groups tp-layout-mismatch pp-last-rank-skips-embed".split(),
+        PLAN,
     ),
     **dict.fromkeys("pt-int4-shared-hits-embed mup-tied-conflict".split(), NUMBERS),
     **dict.fromkeys(

@@ -210,7 +210,10 @@ def test_the_mistake_costs_what_training_cannot_soon_repay(demo):
 def test_every_stage_tells_its_beginning_and_its_end_in_order(demo):
     _, events = demo
     order = list(dict.fromkeys(event.stage for event in events))
-    assert order == [name for name, _ in STAGES]
+    names = [name for name, _ in STAGES]
+    assert order[:5] == names[:5]
+    assert set(order[5:7]) == {"train-mistake", "train-mended"}
+    assert order[7:] == ["sample"]
     for name in order:
         own = [event for event in events if event.stage == name]
         assert [event.done for event in own] == list(range(own[0].total + 1))
@@ -226,7 +229,7 @@ def test_the_result_is_plain_data_that_holds_the_whole_story(demo):
     assert told["config"]["width"] == 64
     assert told["settings"]["steps"] == 24
     assert told["corpus"]["train_tokens"] > 10_000
-    assert told["seconds"] == pytest.approx(sum(told["stage_seconds"].values()))
+    assert max(told["stage_seconds"].values()) < told["seconds"] < 1.1 * sum(told["stage_seconds"].values())
     assert told["mistake"]["report"]["framework"] == "torch"
     assert set(told["stage_seconds"]) == {name for name, _ in STAGES}
 
@@ -236,6 +239,20 @@ def test_both_models_continue_the_prompt(demo):
         assert run.sample.startswith("def ")
         assert len(run.sample) > len("def ")
     assert demo[0].mistake.sample != demo[0].mended.sample
+
+
+@pytest.mark.parametrize("stage", ["corpus", "train-mistake", "train-mended", "sample"])
+def test_whoever_listens_can_break_off(stage):
+    def listen(event):
+        if event.stage == stage and event.done >= min(2, event.total):
+            raise KeyboardInterrupt
+
+    threads = torch.get_num_threads()
+    with pytest.raises(KeyboardInterrupt):
+        run_demo(steps=10_000, on_event=listen, settings=TINY) if stage != "sample" else run_demo(
+            steps=3, on_event=listen, settings=TINY
+        )
+    assert torch.get_num_threads() == threads
 
 
 def test_steps_override_the_settings():

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.torch.models.kit import Case, Truth, load
 
 import tiebeam
-from tests.torch.models.kit import Case, Truth, load
 from tiebeam.testing._replay import tensors_in
 
 
@@ -50,7 +50,7 @@ def check_factors(table: tiebeam.Table, truth: Truth) -> None:
         notes = [*table.notes, *(n for r in records for n in r.notes)]
         if want is None:
             assert got is None, f"{field}={got} where no constant is"
-            assert notes or not records, f"{field} is None without a reason"
+            assert table.notes or not records, f"{field} is None without a reason"
         else:
             assert got == pytest.approx(want, rel=1e-6), f"{field}: {notes}"
     cap = None if truth.soft_cap is None else pytest.approx(truth.soft_cap, rel=1e-6)
@@ -91,7 +91,9 @@ def both_gradients_arrive(case: Case, truth: Truth) -> bool:
 
     def loss() -> torch.Tensor:
         outs = [t.double() for t in floats(_call(moved))]
-        return sum(t.mul(torch.linspace(-1, 1, t.numel(), dtype=torch.float64).view_as(t)).sum() for t in outs)
+        return sum(
+            t.mul(torch.linspace(-1, 1, t.numel(), dtype=torch.float64).view_as(t)).sum() for t in outs
+        )
 
     for p in model.parameters():
         p.grad = None
@@ -117,5 +119,9 @@ def _call(case: Case) -> Any:
 
 def floats(answer: Any) -> Iterator[torch.Tensor]:
     """Float tensors of an answer, dataclasses and plain objects opened."""
-    opened = vars(answer) if hasattr(answer, "__dict__") and not isinstance(answer, torch.Tensor | dict) else answer
+    opened = (
+        vars(answer)
+        if hasattr(answer, "__dict__") and not isinstance(answer, torch.Tensor | dict)
+        else answer
+    )
     return (t for t in tensors_in(opened) if t.is_floating_point())

@@ -6,13 +6,20 @@ from typing import Any
 
 import pytest
 import torch
+from tests.torch.expect import all_of, check, table_of
+from tests.torch.models.kit import VOCAB, WIDTH, Base, Builder, ids, load
 from torch import nn
 
 import tiebeam
-from tests.torch.expect import all_of, check, table_of
-from tests.torch.models.kit import VOCAB, WIDTH, Base, Builder, ids, load
 
-SOUND = {"CountsItsCalls", "BatchNormAtWork", "RowsRenormedInPlace", "DropoutAtWork", "BranchOnValues", "CacheOnTheModule"}
+SOUND = {
+    "CountsItsCalls",
+    "BatchNormAtWork",
+    "RowsRenormedInPlace",
+    "DropoutAtWork",
+    "BranchOnValues",
+    "CacheOnTheModule",
+}
 
 
 def snapshot(model: nn.Module) -> dict[str, Any]:

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-import tiebeam
 from tests.torch.expect import all_of, check, table_of
 from tests.torch.models.kit import Base, Builder, ids, load
+
+import tiebeam
 
 
 @pytest.mark.parametrize("build", all_of("factors"))

@@ -1,10 +1,10 @@
 """Not one false tie."""
 
 import pytest
-
-import tiebeam
 from tests.torch.expect import all_of, check, table_of
 from tests.torch.models.kit import Builder, load
+
+import tiebeam
 
 TRUE_TIES = {"SequentialRecommender", "MixtureOfSoftmaxesTied"}
 

@@ -3,10 +3,10 @@
 import warnings
 
 import pytest
-
-import tiebeam
 from tests.torch.expect import all_of, check, table_of
 from tests.torch.models.kit import Builder, load
+
+import tiebeam
 
 
 @pytest.mark.parametrize("build", all_of("lookups"))
@@ -51,4 +51,6 @@ def test_positions_are_no_vocabulary_table() -> None:
 
 def test_one_input_may_be_given_bare() -> None:
     case = load()["lookups"]["EmbeddingModule"]()
-    assert tiebeam.inspect(case.model, case.inputs[0]).tables == tiebeam.inspect(case.model, case.inputs).tables
+    assert (
+        tiebeam.inspect(case.model, case.inputs[0]).tables == tiebeam.inspect(case.model, case.inputs).tables
+    )

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-
-import tiebeam
 from tests.torch.expect import all_of, check, table_of
 from tests.torch.models.kit import Builder, load
+
+import tiebeam
 
 
 @pytest.mark.parametrize("build", all_of("states"))

@@ -4,9 +4,9 @@ import warnings
 from typing import Any
 
 import pytest
-
 from tests.torch.expect import all_of, both_gradients_arrive, parameters_of
 from tests.torch.models.kit import Builder, load
+
 from tiebeam.testing import probe_table
 
 EVERY = all_of(*load())
@@ -29,7 +29,7 @@ def reentrant_checkpoints_may_warn() -> Any:
 
 
 def close(got: float | None, want: float | None) -> bool:
-    return got is None and want is None or got == pytest.approx(want, rel=2e-3)
+    return (got is None and want is None) or got == pytest.approx(want, rel=2e-3)
 
 
 @pytest.mark.parametrize("build", EVERY)

@@ -1,4 +1,4 @@
-"""What people put around a model before they ask: precision, compilers, shards, offloading, adapters, hooks."""
+"""What people put around a model before they ask: precision, compilers, shards, adapters, hooks."""
 
 import warnings
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from tests.torch.models.kit import VOCAB, WIDTH, Base, ids
+from tests.torch.test_bad_input import assert_untouched, snapshot
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations, prune
 
 import tiebeam
-from tests.torch.models.kit import VOCAB, WIDTH, Base, ids
-from tests.torch.test_bad_input import assert_untouched, snapshot
 
 
 class Modules(nn.Module):
@@ -243,7 +243,7 @@ def test_a_look_through_a_wrapper_changes_nothing(wrap: Any) -> None:
 
 
 def test_packed_tensors_are_not_kept_by_the_users_hooks() -> None:
-    """The user's own saved-tensor hooks see what they would have seen in a pass, or nothing; they do not break it."""
+    """The user's own saved-tensor hooks see what a pass would show them, or nothing; they do not break it."""
     packed: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
         check(tiebeam.inspect(Modules(), ids()))

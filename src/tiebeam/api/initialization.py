@@ -53,14 +53,19 @@ def initialize(
         ('analytic', 0.125, 0.125)
     """
     if only != "tables":
-        raise RangeError("initialize writes vocabulary tables alone", got=f"only={only!r}", expected="only='tables'")
+        raise RangeError(
+            "initialize writes vocabulary tables alone", got=f"only={only!r}", expected="only='tables'"
+        )
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise RangeError("the seed is no natural number", got=repr(seed), expected="an integer of 0 or above")
     seen = look(model, inputs)
     meta = bool(seen.traced.graph.meta)
     plans = plan_init(seen.tables, mode, meta=meta)
     if meta:
-        return replace(report_of(seen), init=tuple(_done(p, p.std, p.table, None, 0, written=False, seed=seed) for p in plans))
+        return replace(
+            report_of(seen),
+            init=tuple(_done(p, p.std, p.table, None, 0, written=False, seed=seed) for p in plans),
+        )
     for plan in plans:
         seen.model.check_writable(seen.traced, _leaf(seen, plan))
     return _write(seen, plans, seed)
@@ -68,7 +73,11 @@ def initialize(
 
 def _leaf(seen: Look, plan: TablePlan) -> Any:
     name = plan.table.name
-    return next(u.read.source.leaf for u in seen.uses if name in u.read.source.leaf.names or u.read.source.leaf.name == name)
+    return next(
+        u.read.source.leaf
+        for u in seen.uses
+        if name in u.read.source.leaf.names or u.read.source.leaf.name == name
+    )
 
 
 def _write(seen: Look, plans: Sequence[TablePlan], seed: int) -> Report:
@@ -109,7 +118,9 @@ def _write(seen: Look, plans: Sequence[TablePlan], seed: int) -> Report:
             break
     report = report_of(now)
     inits = tuple(
-        _done(p, stds[i], _table(now, p), measured[i], rounds[i], seed=seed, settled=settled[i], zeroed=zeroed)
+        _done(
+            p, stds[i], _table(now, p), measured[i], rounds[i], seed=seed, settled=settled[i], zeroed=zeroed
+        )
         for i, p in enumerate(plans)
     )
     lost = [_unsettled(t, trouble) for t in inits if not t.settled or trouble]

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from tiebeam.api.look import Look, look
+from tiebeam.api.look import Look, Unloaded, look
 from tiebeam.api.versions import versions
+from tiebeam.backends import resolve
 from tiebeam.checkpoints.declared_findings import declared_findings
 from tiebeam.core.findings import Context, findings_of, in_order
 from tiebeam.core.report import Finding, Report
@@ -48,7 +49,18 @@ def inspect(model: Any, inputs: Any = None) -> Report:
         >>> [f.code for f in report.findings if f.severity == "error"]
         ['init-scale']
     """
-    return report_of(look(model, inputs))
+    try:
+        return report_of(look(model, inputs))
+    except Unloaded as unloaded:
+        backend = resolve(model)
+        return Report(
+            model=backend.name,
+            framework=backend.framework,
+            findings=(unloaded.finding,),
+            parameters=backend.parameters(),
+            notes=("the model could not be run",),
+            versions=versions(backend.framework),
+        )
 
 
 def report_of(seen: Look) -> Report:

@@ -11,11 +11,20 @@ from tiebeam.checkpoints.declared import Declared, declared_by
 from tiebeam.core.facts import Table
 from tiebeam.core.provenance import provenance
 from tiebeam.core.records import Use, build_uses, confirm, unconfirmed
+from tiebeam.core.report import Finding
 from tiebeam.core.roles import find_reads
 from tiebeam.core.tables import build_tables
-from tiebeam.errors import InputError, TraceError
+from tiebeam.errors import InputError, ShapeError, TraceError
 
 TRIES = 3  # other lengths to try before giving up on a second pass
+
+
+class Unloaded(InputError):
+    """The model cannot run because some of its parameters have no values."""
+
+    def __init__(self, finding: Finding) -> None:
+        self.finding = finding
+        super().__init__(f"{finding.where!r}: {finding.message}", hint=finding.hint)
 
 
 @dataclass(frozen=True)
@@ -90,9 +99,15 @@ def _traced(backend: Model, args: tuple[Any, ...], kwargs: dict[str, Any], *, lo
         return backend.trace(args, kwargs, logits=logits)
     except Refused as refused:
         error = refused.__cause__ or refused
+        why = backend.diagnose()
+        if isinstance(why, ShapeError):
+            raise why from error
+        if why is not None:
+            raise Unloaded(why) from error
         raise InputError(
             f"{backend.name} does not run on these inputs: {type(error).__name__}: {error}",
-            got=", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())]) or "no inputs",
+            got=", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())])
+            or "no inputs",
             expected=f"what its forward takes: {_signature(backend)}",
             hint="pass inputs=, a tuple for positional or a dict for keyword arguments, with which model(...) runs",
         ) from error
@@ -116,7 +131,8 @@ def _as_before(uses: list[Use], like: Sequence[Use]) -> list[Use]:
     """What an earlier look found to be no constant is none now."""
     unknown = {u.site: u.fact.notes for u in like if u.fact.factor is None}
     return [
-        replace(u, fact=replace(u.fact, factor=None, notes=unknown[u.site])) if u.site in unknown else u for u in uses
+        replace(u, fact=replace(u.fact, factor=None, notes=unknown[u.site])) if u.site in unknown else u
+        for u in uses
     ]
 
 

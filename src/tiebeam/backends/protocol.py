@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from tiebeam.core.findings import Fixes
+from tiebeam.core.report import Finding
 from tiebeam.core.statistics import Weights
+from tiebeam.errors import ShapeError
 from tiebeam.ir import Graph, Leaf
 
 
@@ -51,12 +53,18 @@ class Model(Protocol):
         """Inputs as positional and keyword arguments, NumPy arrays on the model's device."""
         ...
 
-    def shorter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[tuple[tuple[Any, ...], dict[str, Any]]]:
+    def shorter(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Sequence[tuple[tuple[Any, ...], dict[str, Any]]]:
         """The same arguments at other lengths and with other values, best first."""
         ...
 
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False) -> Any:
         """One forward pass, leaving the model as it was; `logits` measures their std too."""
+        ...
+
+    def diagnose(self) -> Finding | ShapeError | None:
+        """Why a pass that the model refused failed, where its weights say so."""
         ...
 
     def weights(self, traced: Any) -> Weights:
@@ -75,7 +83,17 @@ class Model(Protocol):
         """Raise where the table could not be written."""
         ...
 
-    def write(self, traced: Any, leaf: Leaf, *, vocab_axis: int, seed: int, ordinal: int, std: float, zero_rows: tuple[int, ...]) -> None:
+    def write(
+        self,
+        traced: Any,
+        leaf: Leaf,
+        *,
+        vocab_axis: int,
+        seed: int,
+        ordinal: int,
+        std: float,
+        zero_rows: tuple[int, ...],
+    ) -> None:
         """Draw the table anew."""
         ...
 

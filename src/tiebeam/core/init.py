@@ -56,11 +56,14 @@ def plan_init(tables: Sequence[Table], mode: Mode, *, meta: bool = False) -> tup
         if known is None and (mode == "analytic" or meta):
             raise RangeError(
                 f"the std of table {t.name!r} does not follow from the structure alone",
-                got="; ".join(t.notes) or "no normalisation before the readout, so the hidden state depends on the table",
+                got="; ".join(t.notes)
+                or "no normalisation before the readout, so the hidden state depends on the table",
                 expected="known factors, and a normalisation before the readout",
                 hint="use mode='empirical' on real tensors, which measures it",
             )
-        chosen: Literal["analytic", "empirical"] = "analytic" if known is not None and mode != "empirical" else "empirical"
+        chosen: Literal["analytic", "empirical"] = (
+            "analytic" if known is not None and mode != "empirical" else "empirical"
+        )
         plans.append(
             TablePlan(
                 table=t,
@@ -88,7 +91,9 @@ def _structural(t: Table) -> tuple[float, bool] | None:
         return None
     rms = t.hidden_rms
     unit = rms is None or not math.isfinite(rms) or abs(rms - 1) <= UNIT
-    return moments.target_std_readout(t.readout_factor, 1.0, t.width), unit and rms is not None and math.isfinite(rms)
+    return moments.target_std_readout(
+        t.readout_factor, 1.0, t.width
+    ), unit and rms is not None and math.isfinite(rms)
 
 
 def _start(t: Table, known: tuple[float, bool] | None) -> float:

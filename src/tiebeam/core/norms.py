@@ -32,7 +32,11 @@ def degree(graph: Graph, node: Node, known: dict[int, float | None]) -> float | 
         case Op.LAYOUT | Op.CAST | Op.DROPOUT | Op.GATHER:
             return known.get(node.inputs[0])
         case Op.CONCAT | Op.MASK | Op.UPDATE:
-            return ds[0] if len(set(ds)) == 1 and len(moving) == len(node.inputs) - (node.op is Op.MASK) else None
+            return (
+                ds[0]
+                if len(set(ds)) == 1 and len(moving) == len(node.inputs) - (node.op is Op.MASK)
+                else None
+            )
         case Op.MUL:
             return sum(ds)
         case Op.DIV:
@@ -70,9 +74,17 @@ def stream_before(graph: Graph, flags: list[int], value: int) -> int | None:
             moving = moving[:1]
         if node.op in (Op.MUL, Op.DIV) and len(moving) == 2:
             return _decomposed(graph, flags, node)
-        if node.op not in (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK, Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.GATHER) or (
-            len(moving) != 1 and node.op not in (Op.MASK, Op.GATHER, Op.LAYOUT)
-        ):
+        if node.op not in (
+            Op.LAYOUT,
+            Op.CAST,
+            Op.DROPOUT,
+            Op.MASK,
+            Op.ADD,
+            Op.SUB,
+            Op.MUL,
+            Op.DIV,
+            Op.GATHER,
+        ) or (len(moving) != 1 and node.op not in (Op.MASK, Op.GATHER, Op.LAYOUT)):
             return None
         v = moving[0]
     return None

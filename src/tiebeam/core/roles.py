@@ -39,7 +39,9 @@ class Read:
 
     @property
     def width(self) -> int:
-        return next(n for i, n in enumerate(self.source.shape) if i != self.vocab_axis and (n != 1 or self._flat))
+        return next(
+            n for i, n in enumerate(self.source.shape) if i != self.vocab_axis and (n != 1 or self._flat)
+        )
 
     @property
     def _flat(self) -> bool:

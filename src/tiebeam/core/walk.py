@@ -160,7 +160,9 @@ class Forward:
             if is_mask(self.graph, self.flags, other):
                 return state
             kind = "depends on the inputs" if self.flags[other] & INPUT else "is no scalar"
-            by = Factor(None, f"the multiplication by a tensor of shape {self.graph.values[other].shape} {kind}")
+            by = Factor(
+                None, f"the multiplication by a tensor of shape {self.graph.values[other].shape} {kind}"
+            )
         elif self.flags[other] & INPUT and self.depends(other):
             return None
         if node.op is Op.DIV:
@@ -222,7 +224,7 @@ class Forward:
         return None
 
     def _multiple_of(self, value: int, root: int) -> Factor | None:
-        """c where `value` is c * root, element by element; marks what lies between as part of this step."""
+        """C where `value` is c * root, element by element; marks what lies between as part of this step."""
         factor, between, v = ONE, [], value
         while v != root:
             node = self.graph.producer(v)
@@ -287,7 +289,9 @@ def backward(graph: Graph, flags: list[int], value: int, *, normalized: bool) ->
     factor, v = ONE, value
     while (node := graph.producer(v)) is not None:
         moving = [x for x in node.inputs if not is_constant(graph, flags, x)]
-        if node.op in (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK) or (node.op is Op.GATHER and flags[node.inputs[0]] & INPUT):
+        if node.op in (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK) or (
+            node.op is Op.GATHER and flags[node.inputs[0]] & INPUT
+        ):
             v = node.inputs[0]
         elif node.op in (Op.MUL, Op.DIV):
             i = 0 if node.op is Op.DIV or node.inputs[0] in moving else 1
@@ -297,7 +301,9 @@ def backward(graph: Graph, flags: list[int], value: int, *, normalized: bool) ->
                 v = node.inputs[i]
                 continue
             if by is None and other not in moving and not normalized:
-                by = Factor(None, f"the hidden state is multiplied by a tensor of shape {graph.values[other].shape}")
+                by = Factor(
+                    None, f"the hidden state is multiplied by a tensor of shape {graph.values[other].shape}"
+                )
             if by is None or graph.values[node.inputs[i]].size < graph.values[node.output].size:
                 break
             if by.value is None and flags[other] & INPUT and _same_origin(graph, node.inputs[i], other):

@@ -4,7 +4,9 @@ The unit is the *call* (``F.linear``, ``Tensor.__getitem__``), as Python makes i
 recording therefore shares nothing with a trace of dispatched operations.
 """
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,15 @@ if TYPE_CHECKING:
     import torch
 
 GATHERS = frozenset(
-    {"embedding", "embedding_bag", "__getitem__", "index_select", "gather", "take_along_dim", "take_along_axis"}
+    {
+        "embedding",
+        "embedding_bag",
+        "__getitem__",
+        "index_select",
+        "gather",
+        "take_along_dim",
+        "take_along_axis",
+    }
 )
 PRODUCTS = frozenset(
     """linear matmul __matmul__ __rmatmul__ mm bmm addmm addmm_ addbmm baddbmm baddbmm_ einsum
@@ -81,17 +91,21 @@ def again(call: Call, tensors: Sequence["torch.Tensor"]) -> "torch.Tensor":
         return next(tensors_in(call.func(*args, **kwargs)))
 
 
+Swap = Mapping[int, Callable[["torch.Tensor"], "torch.Tensor"]]
+Move = Callable[["torch.Tensor"], "torch.Tensor"]
+
+
 def run(
     model: "torch.nn.Module",
     inputs: Any,
     tables: Mapping[int, "torch.Tensor"],
     *,
     record: bool = False,
-    swap: Mapping[int, Callable[["torch.Tensor"], "torch.Tensor"]] | None = None,
-    shadow: Callable[["torch.Tensor"], "torch.Tensor"] | None = None,
+    swap: Swap | None = None,
+    shadow: Move | None = None,
     shadow_calls: frozenset[int] = frozenset(),
 ) -> list[Call]:
-    """One forward pass without gradients.
+    """One forward pass without gradients, from one fixed state of the generators of random numbers.
 
     Args:
         model: Any module; its mode is left as it is.
@@ -111,67 +125,96 @@ def run(
     import torch
     from torch.overrides import TorchFunctionMode
 
-    calls: list[Call] = []
-    keep: list[torch.Tensor] = []  # ids stay unique while their owners live
-    moved: dict[int, torch.Tensor] = {
-        i: (shadow(t.detach()) if shadow else t.detach()) for i, t in tables.items()
-    }
+    moved = {i: (shadow(t.detach()) if shadow else t.detach()) for i, t in tables.items()}
+    pad = _Pad(moved, record, swap or {}, shadow_calls)
 
     class Recorder(TorchFunctionMode):
         def __torch_function__(
             self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            kwargs = kwargs or {}
-            given = list(tensors_in((args, kwargs)))
-            if not given:
-                return func(*args, **kwargs)
-            name, index = getattr(func, "__name__", ""), len(calls)
-            if name == "__get__":
-                name = getattr(getattr(func, "__self__", None), "__name__", name)
-            ids = [id(t) for t in given]
-            at = [i for i, n in enumerate(ids) if n in moved]
-            copies = [t.detach().clone() for t in given] if record else []
-            unit = moved[ids[at[0]]] if at else None
-            out = _call(func, args, kwargs, given, index)
-            outs = list(tensors_in(out))
-            if not outs or not isinstance(out, torch.Tensor | tuple | list):
-                return out
-            if swap and index in swap:
-                new = swap[index](outs[0])
-                if name.endswith("_") and not name.endswith("__"):
-                    new = outs[0].copy_(new)  # whoever holds the memory sees it
-                out = replace_tensors(out, iter([new, *outs[1:]]))
-                outs = list(tensors_in(out))
-            if at and not _reads(name, given, at):
-                self._follow(func, args, kwargs, given, outs)
-            keep.extend(given)
-            keep.extend(outs)
-            kept_args, kept_kwargs = replace_tensors((args, kwargs), iter(copies)) if record else ((), {})
-            results = [t.detach().clone() for t in outs]
-            calls.append(
-                Call(index, name, func, kept_args, kept_kwargs, ids, [id(t) for t in outs], results, at, unit)
-            )
+            return pad.write(func, args, kwargs or {})
+
+    with torch.no_grad(), _one_draw(), Recorder():
+        _forward(model, inputs)
+    return pad.calls
+
+
+class _Pad:
+    """What is written down during one pass."""
+
+    def __init__(
+        self, moved: dict[int, "torch.Tensor"], record: bool, swap: Swap, shadow_calls: frozenset[int]
+    ) -> None:
+        self.calls: list[Call] = []
+        self.moved, self.record, self.swap, self.shadow_calls = moved, record, swap, shadow_calls
+        self.keep: list[torch.Tensor] = []  # ids stay unique while their owners live
+
+    def write(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        import torch
+
+        given = list(tensors_in((args, kwargs)))
+        if not given:
+            return func(*args, **kwargs)
+        name, index, ids = _name(func), len(self.calls), [id(t) for t in given]
+        at = [i for i, n in enumerate(ids) if n in self.moved]
+        unit = self.moved[ids[at[0]]] if at else None
+        copies = [t.detach().clone() for t in given] if self.record else []
+        out = self._call(func, args, kwargs, given) if index in self.shadow_calls else func(*args, **kwargs)
+        if not isinstance(out, torch.Tensor | tuple | list) or not list(tensors_in(out)):
             return out
+        if index in self.swap:
+            out = self._swapped(name, index, out)
+        outs = list(tensors_in(out))
+        if at and not _reads(name, given, at) and outs[0].is_floating_point():
+            # A cast, slice, transpose or rescaling of the table is the table still.
+            follows = self._call(func, args, kwargs, [t.detach().clone() for t in given], ids)
+            self.moved.update((id(t), m.detach()) for t, m in zip(outs, tensors_in(follows), strict=True))
+        self.keep += [*given, *outs]
+        old_args, old_kwargs = replace_tensors((args, kwargs), iter(copies)) if self.record else ((), {})
+        results = [t.detach().clone() for t in outs]
+        out_ids = [id(t) for t in outs]
+        self.calls.append(Call(index, name, func, old_args, old_kwargs, ids, out_ids, results, at, unit))
+        return out
 
-        def _follow(self, func: Any, args: Any, kwargs: Any, given: Any, outs: Any) -> None:
-            """A cast, slice, transpose or rescaling of the table is the table still."""
-            if not outs[0].is_floating_point() or func is torch.Tensor.grad.__get__:  # type: ignore[attr-defined]
-                return
-            new = iter([moved.get(id(t), t).detach().clone() for t in given])
-            with torch.no_grad():
-                result = func(*replace_tensors(args, new), **replace_tensors(kwargs, new))
-            for t, m in zip(outs, tensors_in(result), strict=True):
-                moved[id(t)] = m.detach()
-
-    def _call(func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], index: int) -> Any:
-        if index in shadow_calls:
-            new = iter([moved.get(id(t), t) for t in given])
-            args, kwargs = replace_tensors((args, kwargs), new)
+    def _call(
+        self, func: Any, args: Any, kwargs: Any, given: Sequence["torch.Tensor"], ids: Any = None
+    ) -> Any:
+        """The call on the moved table."""
+        names = ids or [id(t) for t in given]
+        new = iter([self.moved.get(n, t) for n, t in zip(names, given, strict=True)])
+        args, kwargs = replace_tensors((args, kwargs), new)
         return func(*args, **kwargs)
 
-    with torch.no_grad(), Recorder():
-        _forward(model, inputs)
-    return calls
+    def _swapped(self, name: str, index: int, out: Any) -> Any:
+        first, *rest = tensors_in(out)
+        new = self.swap[index](first)
+        if name.endswith("_") and not name.endswith("__"):
+            new = first.copy_(new)  # in place: whoever holds the memory sees it
+        return replace_tensors(out, iter([new, *rest]))
+
+
+@contextmanager
+def _one_draw() -> Iterator[None]:
+    """Every pass draws the same random numbers; afterwards the generators stand where they stood."""
+    import numpy as np
+    import torch
+
+    state = np.random.get_state()  # noqa: NPY002 - models draw from the global generator
+    python = random.getstate()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        random.seed(0)
+        try:
+            yield
+        finally:
+            np.random.set_state(state)  # noqa: NPY002
+            random.setstate(python)
+
+
+def _name(func: Callable[..., Any]) -> str:
+    name = str(getattr(func, "__name__", ""))
+    return str(getattr(getattr(func, "__self__", None), "__name__", name)) if name == "__get__" else name
 
 
 def _forward(model: "torch.nn.Module", inputs: Any) -> None:

@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from tests.torch.models.kit import VOCAB, WIDTH, Base, Truth, case, ids
+from torch import Tensor, nn
 
 T = "bad"
 O = "outputs"  # noqa: E741

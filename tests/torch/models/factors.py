@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from tests.torch.models.kit import BATCH, VOCAB, WIDTH, Base, Truth, case, ids
+from torch import Tensor, nn
 
 T = "factors"
 
@@ -91,7 +90,7 @@ on(
     lambda m, x: x * m.by.to(x.dtype),
     look=2.828125,
     setup=lambda m: m.register_buffer("by", torch.tensor(ROOT, dtype=torch.bfloat16)),
-)  # noqa: E501
+)
 on("rows", "ZeroDimMadeInForward", lambda _, x: x * torch.tensor(0.5), look=0.5)
 on("rows", "OneElement", lambda _, x: x * torch.tensor([0.25]), look=0.25)
 on("rows", "OneElementOfThreeAxes", lambda _, x: x * torch.ones(1, 1, 1).mul(7.0), look=7.0)
@@ -102,21 +101,21 @@ on(
     lambda m, x: x * m.by,
     look=1.75,
     setup=lambda m: setattr(m, "by", nn.Parameter(torch.tensor(1.75))),
-)  # noqa: E501
+)
 on(
     "rows",
     "ExpOfParameter",
     lambda m, x: x * m.by.exp(),
     look=math.exp(0.3),
     setup=lambda m: setattr(m, "by", nn.Parameter(torch.tensor(0.3))),
-)  # noqa: E501
+)
 on(
     "rows",
     "SoftplusOfParameter",
     lambda m, x: x * F.softplus(m.by),
     look=math.log1p(math.exp(0.3)),
     setup=lambda m: setattr(m, "by", nn.Parameter(torch.tensor([0.3]))),
-)  # noqa: E501
+)
 on("rows", "Chain", lambda _, x: ((x * 2.0).float() / 8.0).view(BATCH, -1, WIDTH) * 3, look=0.75)
 on("rows", "Division", lambda _, x: x / 4, look=0.25)
 on("rows", "DivisionByTensor", lambda _, x: torch.div(x, torch.tensor(4.0)), look=0.25)
@@ -136,7 +135,7 @@ on(
     look=6.0,
     norm_after_lookup=True,
     setup=lambda m: setattr(m, "position", nn.Parameter(torch.randn(5, WIDTH))),
-)  # noqa: E501
+)
 on("rows", "BehindTheNormDoesNotCount", lambda _, x: 5 * F.layer_norm(x, (WIDTH,)), norm_after_lookup=True)
 
 
@@ -170,14 +169,14 @@ on(
     lambda m, z: z * m.by,
     read=0.125,
     setup=lambda m: m.register_buffer("by", torch.tensor(0.125)),
-)  # noqa: E501
+)
 on(
     "logits",
     "LogitsTemperatureParameter",
     lambda m, z: z * m.log.exp(),
     read=math.exp(1.2),
     setup=lambda m: setattr(m, "log", nn.Parameter(torch.tensor(1.2))),
-)  # noqa: E501
+)
 on("logits", "LogitsSoftmaxAfterScale", lambda _, z: (z / 0.5).softmax(-1), read=2.0)
 on(
     "logits",
@@ -186,7 +185,7 @@ on(
     read=0.5,
     readout_bias=True,
     setup=lambda m: setattr(m, "bias", nn.Parameter(torch.randn(VOCAB))),
-)  # noqa: E501
+)
 
 
 @case(T, Truth(lookup_factor=0.5, readout_factor=0.5))

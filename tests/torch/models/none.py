@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from tests.torch.models.kit import LENGTH, VOCAB, WIDTH, Base, Truth, case, ids
+from torch import Tensor, nn
 
 T = "none"
 NOTHING = Truth(names=(), state="none", numeric=False)
@@ -127,7 +126,11 @@ class ProductKeyMemory(nn.Module):
         return self.out((scores.softmax(-1).unsqueeze(-1) * self.values(slots)).sum(1))
 
 
-@case(T, Truth(names=("users.weight", "items.weight"), state="none"), inputs=lambda: (ids(11)[:, 0], ids()[:, 0]))
+@case(
+    T,
+    Truth(names=("users.weight", "items.weight"), state="none"),
+    inputs=lambda: (ids(11)[:, 0], ids()[:, 0]),
+)
 class TwoTowers(nn.Module):
     """Users and items are looked up and multiplied row by row; no row meets all the others."""
 

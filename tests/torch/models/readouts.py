@@ -4,10 +4,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tests.torch.models.kit import LENGTH, VOCAB, WIDTH, Base, Truth, case, ids
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-
-from tests.torch.models.kit import LENGTH, VOCAB, WIDTH, Base, Truth, case, ids
 
 T = "readouts"
 PADDED = 48

@@ -3,10 +3,9 @@
 import math
 
 import torch
-from torch import nn
-
-from tests.torch.models.kit import VOCAB, Truth, case
 from tests.torch.models.factors import Scaled
+from tests.torch.models.kit import VOCAB, Truth, case
+from torch import nn
 
 T = "softcaps"
 
@@ -44,7 +43,7 @@ cap(
     50.0,
     1.0,
     setup=lambda m: m.register_buffer("c", torch.tensor(50.0)),
-)  # noqa: E501
+)
 cap(
     "CapBehindBias",
     lambda m, z: 30 * torch.tanh((z + m.bias) / 30),
@@ -52,6 +51,6 @@ cap(
     1.0,
     setup=lambda m: setattr(m, "bias", nn.Parameter(torch.zeros(VOCAB))),
     readout_bias=True,
-)  # noqa: E501
+)
 
 assert math.isclose(30 / 4 / 7.5, 1.0)  # the slope of 30 * sigmoid(z / 7.5) at 0

@@ -4,9 +4,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from tests.torch.models.kit import VOCAB, WIDTH, Base, Truth, case, ids
+from torch import Tensor, nn
 
 T = "states"
 PAIR = ("embed.weight", "head.weight")

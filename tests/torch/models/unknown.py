@@ -3,10 +3,9 @@
 import math
 
 import torch
-from torch import Tensor, nn
-
-from tests.torch.models.kit import BATCH, LENGTH, VOCAB, WIDTH, Base, Truth, case, ids
 from tests.torch.models.factors import Scaled
+from tests.torch.models.kit import BATCH, LENGTH, VOCAB, WIDTH, Base, Truth, case, ids
+from torch import Tensor, nn
 
 T = "unknown"
 

@@ -55,14 +55,20 @@ class Measures:
         elif schema.name in PRODUCTS:
             self._product(index, args, refs, first, outputs[0])
         if schema.writes:  # what is held under an older value has just been overwritten
-            kept = [(v, t) for v, t in self._stream if t.untyped_storage()._cdata != first.untyped_storage()._cdata]
+            kept = [
+                (v, t)
+                for v, t in self._stream
+                if t.untyped_storage()._cdata != first.untyped_storage()._cdata
+            ]
             self._stream = deque(kept, maxlen=STREAM)
         if self._rows is not None and first.ndim >= 2 and first.numel() == _count(self._rows[2]):
             self._stream.append((outputs[0], first))
         if self.logits:
             self._follow(refs, first, outputs[0])
 
-    def _gathered(self, func: Any, schema: Schema, args: Any, refs: Any, out: torch.Tensor, value: int) -> None:
+    def _gathered(
+        self, func: Any, schema: Schema, args: Any, refs: Any, out: torch.Tensor, value: int
+    ) -> None:
         table = args[0]
         if not isinstance(table, torch.Tensor) or table.ndim != 2 or not out.ndim:
             return

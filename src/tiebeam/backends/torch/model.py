@@ -8,10 +8,13 @@ import torch
 from torch import nn
 
 from tiebeam.backends.torch import weights
+from tiebeam.backends.torch.diagnose import unfit_modules, without_values
 from tiebeam.backends.torch.fixes import TorchFixes
 from tiebeam.backends.torch.shorten import shorter_arguments
 from tiebeam.backends.torch.trace import Trace, trace
+from tiebeam.core.report import Finding
 from tiebeam.core.statistics import Distance, TableStatistics
+from tiebeam.errors import ShapeError
 from tiebeam.ir import Leaf
 
 
@@ -83,6 +86,9 @@ class TorchModel:
     ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         return shorter_arguments(args, kwargs)
 
+    def diagnose(self) -> Finding | ShapeError | None:
+        return next(unfit_modules(self.model), None) or without_values(self.model)
+
     def weights(self, traced: Trace) -> TorchWeights:
         return TorchWeights(traced.tensors)
 
@@ -123,7 +129,9 @@ class TorchModel:
 
     def vocab_bound(self) -> int | None:
         """An upper bound for token ids: the tallest embedding, or the largest matrix's longer side."""
-        tables = [m.num_embeddings for m in self.model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
+        tables = [
+            m.num_embeddings for m in self.model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))
+        ]
         if tables:
             return max(tables)
         matrices = [max(p.shape) for p in self.model.parameters() if p.ndim == 2]
@@ -144,7 +152,9 @@ class TorchModel:
         zero_rows: tuple[int, ...],
     ) -> None:
         table = _matrix(traced.tensors[leaf.key])
-        weights.write_table(table, vocab_axis=vocab_axis, seed=seed, ordinal=ordinal, std=std, zero_rows=zero_rows)
+        weights.write_table(
+            table, vocab_axis=vocab_axis, seed=seed, ordinal=ordinal, std=std, zero_rows=zero_rows
+        )
 
     def zero(self, traced: Trace, names: Sequence[str]) -> tuple[str, ...]:
         parameters = dict(self.model.named_parameters(remove_duplicate=False))

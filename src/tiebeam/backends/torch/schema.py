@@ -1,7 +1,7 @@
 """What an ATen overload's schema says: which arguments it writes, and whether it is elementwise."""
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ class Schema:
     random: bool
 
 
-@lru_cache(maxsize=None)
+@cache
 def schema_of(func: Any) -> Schema:
     """Schema facts of an `OpOverload`; a higher-order operator is an opaque name."""
     if not isinstance(func, torch._ops.OpOverload):
@@ -33,7 +33,9 @@ def schema_of(func: Any) -> Schema:
     namespace, _, rest = func._schema.name.partition("::")
     name = rest[:-1] if rest.endswith("_") and not rest.endswith("__") else rest
     written = [
-        (i, a) for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+        (i, a)
+        for i, a in enumerate(func._schema.arguments)
+        if a.alias_info is not None and a.alias_info.is_write
     ]
     return Schema(
         name=name if namespace == "aten" else f"{namespace}.{name}",

@@ -26,7 +26,9 @@ def neutral(model: nn.Module) -> Iterator[None]:
     is kept for a backward pass; cached casts are cleared; compiled wrappers run eagerly; generators
     are as before afterwards.
     """
-    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda" and p.device.index is not None})
+    devices = sorted(
+        {p.device.index for p in model.parameters() if p.device.type == "cuda" and p.device.index is not None}
+    )
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the model may use it: restore it
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices))

@@ -73,7 +73,9 @@ class Shadows:
         made = func(*self._on_cpu(args, value), **self._on_cpu(kwargs, value))
         return dict(zip(map(id, results), tensors_in(made), strict=True))
 
-    def answer(self, func: Any, args: Any, kwargs: dict[str, Any], value: Callable[[torch.Tensor], int]) -> Any:
+    def answer(
+        self, func: Any, args: Any, kwargs: dict[str, Any], value: Callable[[torch.Tensor], int]
+    ) -> Any:
         """Run `func` on companions, made up where unknown; tensors come back as meta tensors."""
 
         def companion(t: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 
 
-def shorter_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+def shorter_arguments(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Crops of every sequence axis, to different lengths, the largest id replaced by the smallest.
 
     The sequence length is the last axis of the first integer tensor; every axis of that size in any tensor
@@ -19,7 +21,11 @@ def shorter_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[
         length = 0 if ids is None else int(ids.shape[1])
     else:
         length = int(ids.shape[-1])
-    lengths = [n for n in dict.fromkeys((length - 1, length - 2, (length * 3) // 4, length // 2, 1)) if 0 < n < length]
+    lengths = [
+        n
+        for n in dict.fromkeys((length - 1, length - 2, (length * 3) // 4, length // 2, 1))
+        if 0 < n < length
+    ]
 
     def changed(t: Any, n: int) -> Any:
         if not isinstance(t, torch.Tensor):

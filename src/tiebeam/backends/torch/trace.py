@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from tiebeam.backends.protocol import Refused
 from tiebeam.backends.torch.ledger import Ledger
 from tiebeam.backends.torch.lower import lower
 from tiebeam.backends.torch.measure import Measures
 from tiebeam.backends.torch.names import Names, named_tensors
 from tiebeam.backends.torch.record import Recorder
 from tiebeam.backends.torch.session import module_paths, neutral, unwrapped
-from tiebeam.backends.protocol import Refused
 from tiebeam.errors import TiebeamError
 from tiebeam.ir import Graph, Origin
 
@@ -50,7 +50,9 @@ def tensors_of(tree: Any, depth: int = 8) -> Iterator[torch.Tensor]:
             yield from tensors_of(getattr(tree, f.name), depth - 1)
 
 
-def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False) -> Trace:
+def trace(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False
+) -> Trace:
     """Run `model(*args, **kwargs)` once and write down what it does.
 
     Args:
@@ -98,7 +100,9 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *,
         logit_std=measures.logit_std,
         repeats=_repeats(given),
         meta=any(t.device.type == "meta" for t in [*given, *model.parameters()]),
-        notes=tuple(f"{op} was answered without activations" for op in dict.fromkeys(recorder.shadows.answers)),
+        notes=tuple(
+            f"{op} was answered without activations" for op in dict.fromkeys(recorder.shadows.answers)
+        ),
     )
     tensors = {}
     for held in names.held.values():
@@ -115,7 +119,7 @@ def _run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
         return unwrapped(model)(*args, **kwargs)
     except TiebeamError:
         raise
-    except Exception as error:  # noqa: BLE001 - a model may raise anything; the caller says it in full
+    except Exception as error:
         raise Refused from error
 
 

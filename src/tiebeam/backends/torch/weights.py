@@ -27,6 +27,8 @@ from tiebeam.backends.torch.parts import (
     unrecorded,
 )
 from tiebeam.core.draws import ROWS_PER_BLOCK, Float32, Kind, draw_block
+from tiebeam.core.statistics import Distance as Distance
+from tiebeam.core.statistics import TableStatistics as TableStatistics
 from tiebeam.errors import InputError, RangeError, ShapeError
 
 ZERO_ROWS_LISTED = 8
@@ -34,45 +36,6 @@ SERIAL = 1 << 14
 """Elements of one copy: below the size from which torch would start threads of its own in ours."""
 CHUNK_ON_HOST, CHUNK_ELSEWHERE = 1 << 20, 1 << 25
 """Elements read at a time: what a cache holds, and what keeps an accelerator busy."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableStatistics:
-    """What one pass over a table's rows tells; every field None where its values cannot be read.
-
-    Attributes:
-        std: Root mean square of the entries; None too where one is not finite or there are none.
-        finite: Whether every entry is finite.
-        spread: Coefficient of variation of the non-zero row norms times `sqrt(2 * width)`; None too with
-            fewer than two such rows.
-        zero_rows: The first rows that are all zero, at most 8.
-        constant: Whether all entries are the same number.
-        zero_count: How many rows are all zero.
-    """
-
-    std: float | None = None
-    finite: bool | None = None
-    spread: float | None = None
-    zero_rows: tuple[int, ...] = ()
-    constant: bool | None = None
-    zero_count: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Distance:
-    """How far two tables are apart over the rows that both have.
-
-    Attributes:
-        relative: Frobenius norm of the difference over the root mean square of the two norms: 0 for equal
-            tables, sqrt(2) for independent ones of whatever stds, 2 for opposite ones; None where an entry is
-            not finite or no row is common.
-        equal: Whether one holds bit for bit the other's values, after a cast to its own dtype.
-        rows: How many rows were compared.
-    """
-
-    relative: float | None
-    equal: bool
-    rows: int
 
 
 @dataclass(frozen=True, slots=True)

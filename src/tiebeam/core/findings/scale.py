@@ -34,7 +34,10 @@ def scale_findings(c: Context) -> Iterator[Finding]:
         yield from _factors(table)
         if c.body_dtype is not None and table.dtype != c.body_dtype:
             yield Finding(
-                "dtype-mixed", "info", table.name, f"the table is {table.dtype}, the model is {c.body_dtype} elsewhere"
+                "dtype-mixed",
+                "info",
+                table.name,
+                f"the table is {table.dtype}, the model is {c.body_dtype} elsewhere",
             )
 
 
@@ -44,7 +47,11 @@ def _logits(c: Context, t: Table) -> Iterator[Finding]:
         return
     if s > LOGITS_WARNING:
         loss = t.predicted.initial_loss or (t.predicted.initial_loss_range or (None, None))[1]
-        first = "" if loss is None else f", so the first loss is about {loss:.1f} where ln V is {t.predicted.log_vocab:.1f}"
+        first = (
+            ""
+            if loss is None
+            else f", so the first loss is about {loss:.1f} where ln V is {t.predicted.log_vocab:.1f}"
+        )
         yield Finding(
             "init-scale", "error" if s > LOGITS_ERROR else "warning", t.name,
             f"std {t.std:.4g} gives logits of std {s:.3g}{first}; the readout wants {t.target_std:.4g}",
@@ -66,7 +73,14 @@ def _logits(c: Context, t: Table) -> Iterator[Finding]:
 
 def _lookup(c: Context, t: Table) -> Iterator[Finding]:
     rms = t.predicted.lookup_rms
-    if rms is None or rms >= LOOKUP_SMALL or rms == 0 or t.norm_after_lookup or t.std is None or t.fresh is False:
+    if (
+        rms is None
+        or rms >= LOOKUP_SMALL
+        or rms == 0
+        or t.norm_after_lookup
+        or t.std is None
+        or t.fresh is False
+    ):
         return
     root = math.sqrt(t.width)
     places = {u.where for u in t.lookups}

@@ -11,7 +11,10 @@ def tie_findings(c: Context) -> Iterator[Finding]:
     """Findings of every table's state."""
     if not c.tables:
         yield Finding(
-            "no-table", "info", "", "no lookup by token id was executed in this pass: there is no table to speak of"
+            "no-table",
+            "info",
+            "",
+            "no lookup by token id was executed in this pass: there is no table to speak of",
         )
     told: set[frozenset[str]] = set()
     for table in c.tables:
@@ -26,7 +29,9 @@ def tie_findings(c: Context) -> Iterator[Finding]:
                 yield from _pair(c, table)
         elif table.state == "untied":
             role = "lookup" if table.lookups else "readout"
-            yield Finding("untied", "info", table.name, f"it is read as a {role} only: {'; '.join(table.notes)}")
+            yield Finding(
+                "untied", "info", table.name, f"it is read as a {role} only: {'; '.join(table.notes)}"
+            )
         yield from _names(c, table)
         yield from _training(c, table)
 
@@ -174,7 +179,10 @@ def _training(c: Context, t: Table) -> Iterator[Finding]:
                 "changes the lookup as well",
                 hint="untie before merging, or adapt both roles as one",
             )  # fmt: skip
-    altered = {role: {u.reparametrized for u in uses} for role, uses in (("lookup", t.lookups), ("readout", t.readouts))}
+    altered = {
+        role: {u.reparametrized for u in uses}
+        for role, uses in (("lookup", t.lookups), ("readout", t.readouts))
+    }
     if altered["lookup"] != altered["readout"]:
         role = "readout" if any(altered["readout"]) else "lookup"
         what = next(a for a in sorted(altered[role], reverse=True))

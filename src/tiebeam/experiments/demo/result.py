@@ -21,7 +21,7 @@ STAGES: tuple[tuple[Stage, str], ...] = (
     ("train-mended", "training the mended model on the same batches"),
     ("sample", "letting both write"),
 )
-"""Every stage in its order, with what it does."""
+"""Every stage in its order, with what it does; the two trainings run side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,8 @@ class DemoResult:
         settings: Every field of the training's settings.
         prompt: What both models continued.
         corpus: "root", "files", "bytes", "train_tokens", "validation_tokens".
-        stage_seconds: Time of each stage.
+        stage_seconds: Time of each stage; the two trainings run side by side.
+        seconds: Time of all of it.
     """
 
     mistake: DemoRun
@@ -117,16 +118,12 @@ class DemoResult:
     prompt: str
     corpus: dict[str, Any]
     stage_seconds: dict[str, float]
+    seconds: float
 
     @property
     def log_vocab(self) -> float:
         """The loss of a model that knows nothing and claims nothing, ln V. Unit: nats."""
         return math.log(self.vocab)
-
-    @property
-    def seconds(self) -> float:
-        """Time of all stages."""
-        return sum(self.stage_seconds.values())
 
     @property
     def caught_up_at(self) -> int | None:

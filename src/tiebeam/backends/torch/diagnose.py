@@ -1,0 +1,55 @@
+"""Why a forward pass failed, where the shapes of shared parameters, or missing values, say so."""
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from tiebeam.core.report import Finding
+from tiebeam.errors import ShapeError
+
+
+def unfit_modules(model: nn.Module) -> Iterator[ShapeError]:
+    """Linear layers and embeddings whose weight or bias cannot serve them, as an edit after building leaves them."""
+    owners: dict[int, str] = {}
+    for path, module in model.named_modules():
+        weight = module._parameters.get("weight")
+        if weight is None:
+            continue
+        owner = owners.setdefault(id(weight), f"{path}.weight" if path else "weight")
+        if not isinstance(module, nn.Linear):
+            continue
+        name = f"{path}.weight" if path else "weight"
+        if weight.ndim == 2 and weight.shape[1] != module.in_features:
+            yield ShapeError(
+                f"{name!r} is {owner!r} and does not fit the layer that reads it",
+                got=f"shape {tuple(weight.shape)}",
+                expected=f"(vocab, width) = ({weight.shape[0]}, {module.in_features})",
+                hint=f"put a projection {module.in_features} -> {weight.shape[1]} before it, or use a table of width "
+                f"{module.in_features}",
+            )
+        elif module.bias is not None and module.bias.shape[0] != weight.shape[0]:
+            yield ShapeError(
+                f"the bias beside {name!r} was left behind when the table changed",
+                got=f"{module.bias.shape[0]} entries",
+                expected=f"{weight.shape[0]}, one for each row of {owner!r}",
+                hint=f"slice or pad {path + '.' if path else ''}bias with the same rows, and every alias of it",
+            )
+
+
+def without_values(model: nn.Module) -> Finding | None:
+    """Parameters left on meta while others are real, and nothing that would load them on use."""
+    meta = [n for n, p in model.named_parameters(remove_duplicate=False) if p.device.type == "meta"]
+    real = {n: p for n, p in model.named_parameters() if p.device.type != "meta"}
+    if not meta or not real or any(hasattr(m, "_hf_hook") for m in model.modules()):
+        return None
+    shapes = {n: p.shape for n, p in model.named_parameters(remove_duplicate=False)}
+    twin = next((n for n, p in real.items() if p.ndim == 2 and p.shape == shapes[meta[0]]), None)
+    home, _, attribute = meta[0].rpartition(".")
+    target = f'model.get_submodule("{home}")' if home else "model"
+    return Finding(
+        "meta-left", "error", meta[0],
+        f"{', '.join(meta[:4])} {'has' if len(meta) == 1 else 'have'} no values while {len(real)} other parameters do: "
+        "the tie was not there when values were loaded",
+        fix="" if twin is None else f'{target}.{attribute} = model.get_parameter("{twin}")',
+        hint="tie before loading, so that one load fills both names",
+    )  # fmt: skip
