@@ -122,6 +122,7 @@ class Node:
         recorded: Whether gradients were being recorded at all (False under no_grad).
         axis: The axis of operand 0 that GATHER, SOFTMAX, CONCAT or LOSS work along.
         degree: f(t*x) = t**degree * f(x) for t > 0, where that holds; else None.
+        sums: REDUCE adds up, unscaled.
         label: The framework's name of the operation, for messages.
         where: Path of the module whose forward ran it.
         outputs: Value ids; axes speak of the first.
@@ -136,6 +137,7 @@ class Node:
     where: str = ""
     axis: int = -1
     degree: float | None = None
+    sums: bool = False
     attached: tuple[bool | None, ...] = ()
     recorded: bool = True
 

@@ -167,7 +167,7 @@ def before_merge(names: Names) -> Live:
 
 def upcast(names: Names) -> Live:
     model = names["model"]
-    model.is_loaded_in_8bit = True  # what the helper looks for
+    model.is_loaded_in_8bit = True  # what the function looks for
     return names["prepare_model_for_kbit_training"](model, use_gradient_checkpointing=False), (IDS,)
 
 

@@ -1,4 +1,4 @@
-"""What `tiebeam.inspect` must say of each row, decided from the row's diagnosis; and which rows come elsewhere."""
+"""What `tiebeam.inspect` must say of each row, decided from its diagnosis; and which rows come elsewhere."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,7 +99,7 @@ EXPECTED: dict[str, Verdict] = {
     "peft-only-embed-trained": row("copy", "one-side-trained", make=live.called("pm")),
     "peft-ensure-tying-on-untied": row("untied", "adapter-wants-tie", make=live.called("pm")),
     "peft-kbit-upcast": row(
-        make=live.upcast, note="the helper casts every parameter: nothing tells what they were"
+        make=live.upcast, note="the function casts every parameter: nothing tells what they were"
     ),
     # shapes that do not fit
     "pt-emsize-nhid-mismatch": row(None, raises="head"),
@@ -114,24 +114,26 @@ NUMBERS = "numbers without a model"
 
 ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(
-        """pt-size-doubled-by-contiguous zero-consolidated-missing-alias peft-adapter-static ck-tied-redundant-equal
-        ck-tied-distinct ck-untied-equal ck-odd-names ck-gguf-style-names""".split(),
+        """pt-size-doubled-by-contiguous zero-consolidated-missing-alias peft-adapter-static
+        ck-tied-redundant-equal ck-tied-distinct ck-untied-equal ck-odd-names ck-gguf-style-names""".split(),
         CHECKPOINT,
     ),
     **dict.fromkeys(
-        "pt-decay-conflict pt-hand-ema-double pt-gradnorm-counted-twice pt-optimizer-built-before-tie".split(),
+        """pt-decay-conflict pt-hand-ema-double pt-gradnorm-counted-twice
+        pt-optimizer-built-before-tie""".split(),
         TRAINING,
     ),
     **dict.fromkeys(
-        "hf-device-map-splits-tie pt-fsdp2-separate-groups tp-layout-mismatch pp-last-rank-skips-embed".split(),
+        """hf-device-map-splits-tie pt-fsdp2-separate-groups tp-layout-mismatch
+        pp-last-rank-skips-embed""".split(),
         PLAN,
     ),
     **dict.fromkeys("pt-int4-shared-hits-embed mup-tied-conflict".split(), NUMBERS),
     **dict.fromkeys(
         """fx-copied-kernel fx-attend-bf16-logits fx-normal1-init-loss fx-optax-label-misses-head
         fx-torch-ckpt-no-head nnx-healthy-attend eqx-tree-at-copy eqx-healthy-shared jax-opt-state-double
-        ks-healthy-reversible ks-untied-from-tied-weights ks-tied-from-untied-weights ks-symbolic-dtype-mismatch
-        ks-freeze-couples ks-weights-file-two-copies""".split(),
+        ks-healthy-reversible ks-untied-from-tied-weights ks-tied-from-untied-weights
+        ks-symbolic-dtype-mismatch ks-freeze-couples ks-weights-file-two-copies""".split(),
         OTHER_FRAMEWORK,
     ),
 }

@@ -18,7 +18,8 @@ ARCHITECTURES = """
     causal/llama causal/gpt2 causal/gemma2 causal/granite causal/cohere causal/opt[factorised] causal/mpt
     causal/mpt[logit_scale] causal/bloom causal/falcon causal/gpt_neox causal/qwen2
     causal/qwen3_5_moe_text
-    causal/mamba causal/biogpt causal/doge causal/phi3 causal/vaultgemma causal/gemma3_text[cap] causal/zaya[bias]
+    causal/mamba causal/biogpt causal/doge causal/phi3 causal/vaultgemma causal/gemma3_text[cap]
+    causal/zaya[bias]
     masked/bert masked/albert[factorised] masked/distilbert masked/roberta masked/bart[scaled]
     seq2seq/t5 seq2seq/t5[v1.1] seq2seq/marian seq2seq/plbart speech/whisper
 """.split()

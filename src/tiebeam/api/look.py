@@ -8,6 +8,7 @@ from tiebeam.backends import resolve
 from tiebeam.backends.protocol import Model, Refused
 from tiebeam.checkpoints import example_inputs
 from tiebeam.checkpoints.declared import Declared, declared_by
+from tiebeam.core.contract import contracted
 from tiebeam.core.facts import Table
 from tiebeam.core.provenance import provenance
 from tiebeam.core.records import Use, build_uses, confirm, unconfirmed
@@ -16,7 +17,7 @@ from tiebeam.core.roles import find_reads
 from tiebeam.core.tables import build_tables
 from tiebeam.errors import InputError, ShapeError, TraceError
 
-TRIES = 3  # other lengths to try before giving up on a second pass
+TRIES = 4  # other lengths to try before giving up on a second pass
 
 
 class Unloaded(InputError):
@@ -89,7 +90,7 @@ def _read(
 
 
 def _uses(traced: Any) -> list[Use]:
-    graph = traced.graph
+    graph = contracted(traced.graph)
     flags = provenance(graph)
     return build_uses(graph, flags, find_reads(graph, flags))
 

@@ -146,15 +146,18 @@ def _sentence(result: "DemoResult") -> str:
     caught = result.caught_up_at
     if caught is None:
         return f"In {steps} steps the mended model did not reach the loss that the other ended with."
+    if caught == 0:
+        return f"The mended model starts below the loss that the other reached after {steps} steps."
     return f"The mended model reached after {caught} steps the loss that the other reached after {steps}."
 
 
 def _findings(report: "Report") -> Text:
     text = Text("\n")
-    for finding in report.findings:
+    for finding in (f for f in report.findings if f.severity != "info"):
         style = "bold red" if finding.severity == "error" else "bold"
         text.append(f"{finding.severity} {finding.code}", style=style)
         text.append(f" at {finding.where or 'the model'}: {finding.message}\n")
+        text.append(f"    {finding.fix}\n" if finding.fix else "", style="cyan")
     return text
 
 

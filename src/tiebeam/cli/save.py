@@ -3,14 +3,17 @@
 import dataclasses
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiebeam.checkpoints.declared import declared_by
 from tiebeam.checkpoints.scopes import fields
 from tiebeam.cli.output import permissions
+from tiebeam.cli.transformers_target import quiet
 from tiebeam.errors import TargetError
 
 if TYPE_CHECKING:
@@ -106,7 +109,8 @@ def _write(model: Any, report: "Report", folder: Path) -> None:
         state = None
         if extra:
             state = {n: t.clone() if n in extra else t for n, t in model.state_dict().items()}
-        model.save_pretrained(folder, state_dict=state, max_shard_size="1TB")
+        with quiet() if "transformers" in sys.modules else nullcontext():
+            model.save_pretrained(folder, state_dict=state, max_shard_size="1TB")
     else:
         _write_module(model, folder)
         text = json.dumps(_config(model, report), indent=2, default=str)

@@ -33,7 +33,7 @@ def from_model_type(name: str, *, meta: bool, seed: int) -> Target:
             expected="module:callable, a path, hf:org/name or one of its model types",
             hint=near(name, known),
         )
-    with _quiet(transformers), _building(f"the model type '{name}'"):
+    with quiet(), _building(f"the model type '{name}'"):
         config = transformers.CONFIG_MAPPING[name]()
     return _build(config, f"the model type '{name}'", meta=meta, seed=seed)
 
@@ -140,7 +140,7 @@ def _config(data: Mapping[str, Any], where: str) -> Any:
             expected="one of its model types, such as 'gpt2'",
             hint=near(kind, known) if isinstance(kind, str) else "",
         )
-    with _quiet(transformers), _building(f"'{where}'"):
+    with quiet(), _building(f"'{where}'"):
         return transformers.CONFIG_MAPPING[kind].from_dict(_without_code(data))
 
 
@@ -187,9 +187,8 @@ def _mappings(transformers: Any, config: Any) -> list[Any]:
 
 
 def _build(config: Any, what: str, *, meta: bool, seed: int) -> Target:
-    transformers = _transformers()
     cls = model_class(config)
-    with _quiet(transformers), _building(what):
+    with quiet(), _building(what):
         with on_meta():
             model = cls._from_config(config)
         size = sum(p.numel() for p in model.parameters())
@@ -213,9 +212,8 @@ def _architecture_note(config: Any, cls: type[Any]) -> tuple[str, ...]:
 
 
 def _load(config: Any, folder: Path) -> Target:
-    transformers = _transformers()
     cls = model_class(config)
-    with _quiet(transformers), _building(f"'{folder}'"):
+    with quiet(), _building(f"'{folder}'"):
         model, info = cls.from_pretrained(
             folder,
             config=config,
@@ -255,9 +253,9 @@ def _building(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Without the library's chatter and progress bars; as before afterwards."""
-    log = transformers.logging
+def quiet() -> Iterator[None]:
+    """Run transformers without its chatter and progress bars; both are as before afterwards."""
+    log = _transformers().logging
     verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()
     log.disable_progress_bar()

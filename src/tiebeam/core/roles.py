@@ -115,8 +115,8 @@ def _lookup(graph: Graph, flags: list[int], node: Node) -> Read | None:
 def _contracted(node: Node, i: int, source: Source) -> int | None:
     """The leaf axis that the product sums over, if exactly one."""
     kept = {a for a in (node.axes[i] or ()) if a >= 0}
-    summed = [axis for a, axis in enumerate(source.axes) if a not in kept and axis >= 0]
-    return summed[0] if len(summed) == 1 else None
+    summed = {axis for a, axis in enumerate(source.axes) if a not in kept and axis >= 0}
+    return summed.pop() if len(summed) == 1 else None
 
 
 def _products(graph: Graph, flags: list[int], node: Node) -> Iterator[Read]:

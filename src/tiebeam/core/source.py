@@ -63,8 +63,8 @@ def _back(graph: Graph, flags: list[int], step: _Step, depth: int) -> Source | N
         if not choices:
             return None
         if len(choices) > 1:
-            found = (_back(graph, flags, c, depth) for c in choices)
-            return next((f for f in found if f is not None), None)
+            found = [f for c in choices if (f := _back(graph, flags, c, depth)) is not None]
+            return next((f for f in found if f.leaf.parameter), found[0] if found else None)
         step = choices[0]
     return None
 

@@ -302,7 +302,7 @@ class _Probe:
 
 
 def _summed(table: "torch.Tensor", other: "torch.Tensor", out: "torch.Tensor") -> int:
-    """How many terms a plain or batched product of two tensors adds up, by the sizes alone; 0 where none fits."""
+    """How many terms a plain or batched product adds up, by the sizes alone; 0 where none fits."""
     for n in table.shape[-2:]:
         plain = n and out.numel() == other.numel() // n * (table.numel() // n)
         batch = table.shape[0] if table.dim() == 3 else 0

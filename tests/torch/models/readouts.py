@@ -294,7 +294,7 @@ class FactorisedBothWays(Base):
 
 @case(T, Truth(names=("embed.weight",), width=4, readout_bias=True, norm_after_lookup=True))
 class FactorisedWithTransform(Base):
-    """Narrow table, normalised and projected up; a dense layer, an activation and a norm before the readout."""
+    """Narrow table, normalised and projected up; dense layer, activation and norm before the readout."""
 
     def __init__(self) -> None:
         super().__init__()

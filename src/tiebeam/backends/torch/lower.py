@@ -5,16 +5,12 @@ from typing import Any
 
 import torch
 
-from tiebeam.backends.torch.ledger import Draft, Geometry, Implied, Ledger
+from tiebeam.backends.torch.ledger import Draft, Implied, Ledger
 from tiebeam.backends.torch.record import Record, Ref
+from tiebeam.backends.torch.views import identity, view_axes
 from tiebeam.ir import Axes, Graph, Node, Op, Origin, Value
 
 _DTYPES = {d: str(d).removeprefix("torch.") for d in vars(torch).values() if isinstance(d, torch.dtype)}
-
-
-def identity(rank: int) -> Axes:
-    """Every axis stays where it is."""
-    return tuple(range(rank))
 
 
 def broadcast(shape: Sequence[int], out: Sequence[int]) -> Axes:
@@ -24,40 +20,6 @@ def broadcast(shape: Sequence[int], out: Sequence[int]) -> Axes:
         i - shift if i >= shift and (shape[i - shift] == n or shape[i - shift] != 1) else -1
         for i, n in enumerate(out)
     )
-
-
-def view_axes(source: Geometry, out: Geometry) -> Axes:
-    """Which source axis each axis of a view is, read off the strides.
-
-    An axis of a view is a source axis if it steps as that axis does and is as long, or is a slice of it.
-    Axes that were split or merged are nobody's.
-    """
-    _, shape, stride, _ = source
-    _, out_shape, out_stride, _ = out
-    if shape == out_shape and stride == out_stride:
-        return identity(len(shape))
-    whole = _count(shape) == _count(out_shape)
-    taken: set[int] = set()
-    axes = []
-    for n, s in zip(out_shape, out_stride, strict=True):
-        found = -1
-        if n != 1 and s != 0:
-            for j, (m, t) in enumerate(zip(shape, stride, strict=True)):
-                # A whole view that keeps a shorter axis has split it; only a slice may be shorter.
-                if j not in taken and t == s and (m == n or (n < m and not whole)):
-                    found = j
-                    break
-        if found >= 0:
-            taken.add(found)
-        axes.append(found)
-    return tuple(axes)
-
-
-def _count(shape: Sequence[int]) -> int:
-    n = 1
-    for d in shape:
-        n *= d
-    return n
 
 
 class Lowering:

@@ -6,8 +6,9 @@ Elementwise operations need no entry: ATen tags them. What is neither here nor t
 from collections.abc import Callable
 from typing import Any
 
-from tiebeam.backends.torch.lower import Lowering, broadcast, identity
+from tiebeam.backends.torch.lower import Lowering, broadcast
 from tiebeam.backends.torch.record import MADE_FROM_NOTHING, Record, Ref
+from tiebeam.backends.torch.views import identity
 from tiebeam.ir import Axes, Op
 
 Rule = Callable[[Lowering, Record], Any]
@@ -206,7 +207,13 @@ def _reduce(low: Lowering, record: Record) -> None:
     else:
         axes = tuple(i for i in range(rank) if i not in reduced)
     degree = REDUCTIONS[record.schema.name]
-    low.emit(Op.REDUCE, [source], [axes if len(axes) == kept else (-1,) * kept], [out], degree=degree)
+    axes = axes if len(axes) == kept else (-1,) * kept
+    if record.schema.name == "mean":  # a sum and a factor, so that core sees both
+        total = low.temporary(low.shape(out), out)
+        low.emit(Op.REDUCE, [source], [axes], [total], degree=1.0, sums=True)
+        low.elementwise(Op.MUL, [(total, source.attached), _size(low, out) / max(_size(low, source.value), 1)], out)
+        return
+    low.emit(Op.REDUCE, [source], [axes], [out], degree=degree, sums=record.schema.name == "sum")
     _rest(low, record)
 
 
@@ -350,6 +357,23 @@ def _weight_norm(low: Lowering, record: Record) -> None:
     low.emit(Op.POINTWISE, [v, g], [identity(rank), None], record.outputs[:1], degree=0.0)
 
 
+def _convolution(low: Lowering, record: Record) -> None:
+    """A convolution whose kernel is one point is a product over channels."""
+    x, kernel, bias, stride = record.args[:4]
+    transposed, groups = record.args[6], record.args[8]
+    shape, out = low.shape(kernel.value), record.outputs[0]
+    if set(shape[2:]) != {1} or set(stride) != {1} or transposed or groups != 1:
+        _opaque(low, record)
+        return
+    space = tuple(range(2, len(shape)))
+    axes: list[Axes] = [(0, -1, *space), (-1, 0, *(-1,) * len(space))]
+    product = low.temporary(low.shape(out), out) if isinstance(bias, Ref) else out
+    low.emit(Op.DOT, [x, kernel], axes, [product])
+    if isinstance(bias, Ref):
+        along = (-1, 0, *(-1,) * len(space))
+        low.emit(Op.ADD, [(product, x.attached or kernel.attached), bias], [identity(len(shape)), along], [out])
+
+
 def _loss(low: Lowering, record: Record) -> None:
     logp, target = record.args[:2]
     axis = 1 if len(low.shape(logp.value)) > 1 else 0
@@ -396,6 +420,8 @@ RULES: dict[str, Rule] = {
         "_batch_norm_with_update _batch_norm_no_update _fused_rms_norm _native_batch_norm_legit_no_training".split(),
         _normalize,
     ),
+    "embedding_renorm": lambda low, r: low.elementwise(Op.UPDATE, [r.args[0]]),
+    "convolution": _convolution,
     "_weight_norm_interface": _weight_norm,
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _loss),
 }

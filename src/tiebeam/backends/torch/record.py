@@ -23,6 +23,9 @@ MADE_FROM_NOTHING = frozenset(
     "empty_strided new_empty_strided fill zero normal uniform bernoulli exponential".split()
 )
 
+#: Arguments that an operation writes though its schema does not say so: running statistics.
+WRITES_UNSAID = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
+
 
 @dataclass(frozen=True, slots=True)
 class Ref:
@@ -94,6 +97,9 @@ class Recorder(TorchDispatchMode):
         return a
 
     def _written(self, schema: Schema, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        if schema.name in WRITES_UNSAID:
+            for t in tensors_in([args[i] for i in WRITES_UNSAID[schema.name] if i < len(args)]):
+                self._keep(t)
         if not schema.writes and not schema.writes_names:
             return []
         places = [args[i] for i in schema.writes if i < len(args)]

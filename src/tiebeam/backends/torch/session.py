@@ -1,7 +1,7 @@
 """Running a model so that nothing is left behind: RNG, modes, hooks, caches, parameters, buffers."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -56,21 +56,24 @@ def _compiled(model: nn.Module) -> bool:
 @contextmanager
 def module_paths(model: nn.Module, stack: list[str]) -> Iterator[None]:
     """Keep the path of the module whose forward is running on top of `stack`."""
-    paths = {id(m): path for path, m in reversed(list(model.named_modules()))}
+    handles = []
 
-    def enter(module: nn.Module, _: Any) -> None:
-        stack.append(paths.get(id(module), stack[-1]))
+    def enter(path: str) -> Callable[..., None]:
+        return lambda *_: stack.append(path)
 
-    def leave(module: nn.Module, *_: Any) -> None:
+    def leave(*_: Any) -> None:
         stack.pop()
 
-    pre = nn.modules.module.register_module_forward_pre_hook(enter)
-    post = nn.modules.module.register_module_forward_hook(leave, always_call=True)
+    # Hooks on each module rather than global ones: those would make compiled wrappers warn, and recompile.
+    for path, module in model.named_modules():
+        if not isinstance(module, torch.jit.ScriptModule):
+            handles.append(module.register_forward_pre_hook(enter(path), prepend=True))
+            handles.append(module.register_forward_hook(leave, always_call=True))
     try:
         yield
     finally:
-        pre.remove()
-        post.remove()
+        for handle in handles:
+            handle.remove()
         del stack[1:]
 
 

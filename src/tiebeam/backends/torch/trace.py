@@ -34,7 +34,7 @@ class Trace:
 
 
 def tensors_of(tree: Any, depth: int = 8) -> Iterator[torch.Tensor]:
-    """Tensors in nested tuples, lists, mappings and dataclasses."""
+    """Tensors in nested tuples, lists, mappings, dataclasses and plain objects."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif depth == 0:
@@ -48,6 +48,8 @@ def tensors_of(tree: Any, depth: int = 8) -> Iterator[torch.Tensor]:
     elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         for f in dataclasses.fields(tree):
             yield from tensors_of(getattr(tree, f.name), depth - 1)
+    elif hasattr(tree, "__dict__") and not callable(tree):
+        yield from tensors_of(vars(tree), depth - 1)
 
 
 def trace(

@@ -29,6 +29,7 @@ CATALOG = (
     Entry("copy-not-tie", "warning", "two tables hold equal values in separate memory and will drift apart"),
     Entry("drifted", "warning", "two tables are close, or declared tied, but differ"),
     Entry("dtype-mixed", "info", "the table has another dtype than the rest of the model"),
+    Entry("empty-table", "warning", "the table has no rows"),
     Entry("factor-unknown", "info", "a factor is no known constant"),
     Entry("flag-contradicts-tensors", "warning", "the config says untied, the tensors are tied"),
     Entry("flag-missing", "warning", "the class declares a tie, and its config does not hold the flag"),

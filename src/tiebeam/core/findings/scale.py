@@ -15,6 +15,12 @@ ROUNDED = 2.0**-7  # bfloat16 rounds by up to 2**-9; two roundings and a product
 def scale_findings(c: Context) -> Iterator[Finding]:
     """Findings of every table's numbers."""
     for table in c.tables:
+        if table.vocab == 0:
+            yield Finding(
+                "empty-table", "warning", table.name, "the table has no rows: there is no token to look up or predict",
+                hint="set the vocabulary size before building the model",
+            )  # fmt: skip
+            continue
         if table.finite is False:
             yield Finding(
                 "non-finite", "error", table.name, "the table holds NaN or infinity: every logit will",

@@ -35,17 +35,17 @@ class TrainSettings:
         validation_windows: Windows in a validation, spread evenly.
     """
 
-    steps: int = 240
+    steps: int = 200
     batch: int = 8
     rate: float = 4e-3
-    warmup: int = 24
+    warmup: int = 20
     floor: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.01
     clip: float = 1.0
     seed: int = 0
     validate_every: int = 20
-    validation_windows: int = 24
+    validation_windows: int = 16
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "warmup", "validate_every", "validation_windows"):

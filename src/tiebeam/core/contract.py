@@ -1,0 +1,39 @@
+"""Products written as multiply and sum: a pass that shows them to core as what they are."""
+
+from dataclasses import replace
+
+from tiebeam.ir import Axes, Graph, Node, Op
+
+
+def contracted(graph: Graph) -> Graph:
+    """The graph with each sum over a broadcast product (h[..., None, :] * E).sum(-1) as one `Op.DOT`.
+
+    Only where both factors have the summed axis and each brings an axis that the other lacks: otherwise it is
+    a reduction of one signal, such as a norm's.
+    """
+    nodes = [_product(graph, n) or n for n in graph.nodes]
+    return replace(graph, nodes=tuple(nodes)) if any(a is not b for a, b in zip(nodes, graph.nodes, strict=True)) else graph
+
+
+def _product(graph: Graph, node: Node) -> Node | None:
+    if node.op is not Op.REDUCE or not node.sums or node.axes[0] is None:
+        return None
+    inner = graph.producer(node.inputs[0])
+    if inner is None or inner.op is not Op.MUL or None in inner.axes or len(inner.inputs) != 2:
+        return None
+    outer = node.axes[0]
+    summed = set(range(len(graph.values[inner.output].shape))) - set(outer)
+    a, b = (axes for axes in inner.axes if axes is not None)
+    if not summed or any(a[i] < 0 or b[i] < 0 for i in summed):
+        return None
+    kept = [i for i in outer if i >= 0]
+    if all(a[i] >= 0 for i in kept) or all(b[i] >= 0 for i in kept):
+        return None
+
+    def composed(axes: Axes) -> Axes:
+        return tuple(axes[i] if i >= 0 else -1 for i in outer)
+
+    return replace(
+        node, op=Op.DOT, inputs=inner.inputs, axes=(composed(a), composed(b)), attached=inner.attached, degree=None,
+        sums=False, label=f"{inner.label} and {node.label}",
+    )  # fmt: skip
