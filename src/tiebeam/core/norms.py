@@ -115,9 +115,13 @@ def _roots(graph: Graph, value: int) -> list[int]:
 
 def _is_mean(graph: Graph, value: int) -> bool:
     node = graph.producer(value)
-    while node is not None and node.op in (Op.LAYOUT, Op.CAST):
+    while node is not None and (node.op in (Op.LAYOUT, Op.CAST) or _by_a_number(graph, node)):
         node = graph.producer(node.inputs[0])
     return node is not None and node.op is Op.REDUCE
+
+
+def _by_a_number(graph: Graph, node: Node) -> bool:
+    return node.op in (Op.MUL, Op.DIV) and graph.values[node.inputs[1]].number is not None
 
 
 def _degree_behind(graph: Graph, flags: list[int], node: Node, root: int) -> float | None:

@@ -17,7 +17,7 @@ class TorchFixes:
     def tie(self, owner: str, other: str) -> str:
         a, b = self.parameters.get(owner), self.parameters.get(other)
         home, _, attribute = other.rpartition(".")
-        if a is None or b is None or a.shape != b.shape:
+        if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
             return ""
         if home not in self.modules or attribute not in self.modules[home]._parameters:
             return ""

@@ -127,7 +127,8 @@ def rms(t: torch.Tensor) -> float:
     """Root mean square, in float32."""
     if t.numel() == 0:
         return float("nan")
-    return float(torch.linalg.vector_norm(t.detach(), dtype=torch.float32)) / t.numel() ** 0.5
+    wide = None if t.dtype in (torch.float32, torch.float64) else torch.float32
+    return float(torch.linalg.vector_norm(t.detach(), dtype=wide)) / t.numel() ** 0.5
 
 
 def std(t: torch.Tensor) -> float:

@@ -420,7 +420,7 @@ RULES: dict[str, Rule] = {
         "_batch_norm_with_update _batch_norm_no_update _fused_rms_norm _native_batch_norm_legit_no_training".split(),
         _normalize,
     ),
-    "embedding_renorm": lambda low, r: low.elementwise(Op.UPDATE, [r.args[0]]),
+    "embedding_renorm": lambda low, r: low.elementwise(Op.UPDATE, [(r.args[0].value, None)]),
     "convolution": _convolution,
     "_weight_norm_interface": _weight_norm,
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _loss),
