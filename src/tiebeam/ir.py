@@ -66,6 +66,7 @@ class Leaf:
             spans overlap share memory.
         trainable: Whether gradients are asked for.
         parameter: False for a buffer or a plain tensor attribute.
+        fetched: A wrapper put the object in place for this pass (offloading, sharding): no optimizer holds it.
     """
 
     names: tuple[str, ...]
@@ -74,6 +75,7 @@ class Leaf:
     span: tuple[int, int]
     trainable: bool
     parameter: bool
+    fetched: bool = False
 
     @property
     def name(self) -> str:

@@ -35,6 +35,12 @@ def called(name: str) -> Any:
     return lambda names: (names[name], (IDS,))
 
 
+def misspelt(names: Names) -> Live:
+    """The loader drops the key it does not know; a config that is built, or read back, keeps it."""
+    kept = names["LlamaConfig"](**names["conf"].to_dict(), tie_word_embedding=False)
+    return names["LlamaForCausalLM"](kept), (IDS,)
+
+
 def averaged(names: Names) -> Live:
     return names["ema"], (IDS,)
 

@@ -70,7 +70,7 @@ EXPECTED: dict[str, Verdict] = {
     "hf-nested-config-flag": row("tied", "config-scopes-disagree", make=live.two_scopes),
     "hf-nested-config-flag-false": row(None, "config-scopes-disagree", make=live.two_scopes),
     "hf-set-flag-after-load": row("tied", "flag-contradicts-tensors"),
-    "hf-misspelt-kwarg": row("tied", "misspelt-flag"),
+    "hf-misspelt-kwarg": row("tied", "misspelt-flag", make=live.misspelt),
     "hf-runtime-tie-undeclared": row("tied", "flag-contradicts-tensors"),
     "hf-runtime-tie-other-param": row("untied", "undeclared-sharing"),
     # one name more

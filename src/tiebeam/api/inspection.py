@@ -89,5 +89,14 @@ def _findings(seen: Look) -> tuple[Finding, ...]:
         body_dtype=seen.model.body_dtype(names),
         devices=seen.model.devices(),
     )
-    found = [*findings_of(context), *declared_findings(declared, seen.tables, seen.model.shared())]
+    left = seen.model.diagnose()
+    found = [*findings_of(context), *declared_findings(declared, seen.tables, _shared(seen))]
+    if isinstance(left, Finding):
+        found.append(left)
     return in_order(found)
+
+
+def _shared(seen: Look) -> list[tuple[str, ...]]:
+    """Parameters that are one object though no module is, and that this pass read."""
+    read = {n for v in seen.traced.graph.values if v.leaf is not None for n in v.leaf.names}
+    return [group for group in seen.model.shared() if read.intersection(group)]

@@ -71,9 +71,11 @@ def _flag(declared: Declared, tied: list[Table], place: str) -> Iterator[Finding
 
 
 def _scopes(declared: Declared, place: str) -> Iterator[Finding]:
-    if declared.scopes_agree or declared.owner:
+    if declared.owner or not declared.scopes or (declared.scopes_agree and declared.flag_present):
         return  # a live class reads one scope, and the tensors show which value won
     said = ", ".join(f"{path or 'the top level'} says {flag}" for path, flag in declared.scopes)
+    if not declared.flag_present:
+        said += f", {declared.flag_path or 'the top level'} says nothing"
     yield Finding(
         "config-scopes-disagree", "warning", "",
         f"{said}: runtimes that read another scope than {place} build another model",

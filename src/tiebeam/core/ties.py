@@ -81,7 +81,7 @@ def judge(groups: list[Group], compare: Compare, declares: Declares, *, meta: bo
         if group.lookups and group.readouts:
             if not all(u.fact.gradient for u in group.uses):
                 group.state = "cut"
-            elif len(group.leaves) > 1:
+            elif len([leaf for leaf in group.leaves if not leaf.fetched]) > 1:
                 group.state = "aliased"
             else:
                 group.state = "tied"

@@ -73,6 +73,7 @@ class Storage:
 
     key: int
     ref: Any
+    version: int = 0
     current: dict[Geometry, int] = field(default_factory=dict)
     before: dict[Geometry, int] = field(default_factory=dict)
 
@@ -93,7 +94,7 @@ class Ledger:
         self.names = names
         self.drafts: list[Draft] = []
         self.storages: dict[int, Storage] = {}
-        self.objects: dict[int, tuple[int, Storage]] = {}
+        self.objects: dict[int, tuple[int, Storage, int]] = {}
         self.loose: dict[int, tuple[int, torch.Tensor]] = {}  # tensors without a storage, held
         self.leaves: dict[str, Leaf] = {}
         self.implied: list[Implied] = []
@@ -117,8 +118,8 @@ class Ledger:
         """Id of the value that `t` holds now."""
         held = self.objects.get(id(t))
         if held is not None:
-            value, storage = held
-            if storage.current.get(self.drafts[value].geometry) is not None and not storage.before:
+            value, storage, version = held
+            if storage.version == version:
                 return value
         storage_or_none = self.storage(t)
         if storage_or_none is None:
@@ -158,6 +159,7 @@ class Ledger:
         """Start a new version of the storage of `t`."""
         storage = self.storage(t)
         if storage is not None:
+            storage.version += 1
             storage.before = {**storage.before, **storage.current}
             storage.current = {}
 
@@ -169,12 +171,13 @@ class Ledger:
         else:
             leaf = next((self.leaves[n] for n in names if n in self.leaves), None)
             if leaf is None:
-                leaf = Leaf(names, len(self.drafts), storage.key, span(g), t.requires_grad, is_parameter)
+                fetched = id(t) not in self.names.residents
+                leaf = Leaf(names, len(self.drafts), storage.key, span(g), t.requires_grad, is_parameter, fetched)
             self.leaves.update(dict.fromkeys(names, leaf))
             value = self.add(g, Origin.LEAF, leaf=leaf, **leaf_number(t))
         if names or is_parameter:
             self.names.held[id(t)] = t
-            self.objects[id(t)] = (value, storage)
+            self.objects[id(t)] = (value, storage, storage.version)
         storage.current.setdefault(g, value)
         return value
 

@@ -27,6 +27,7 @@ class Names:
         self.paths: dict[int, list[str]] = {}
         self.parameters: set[int] = set()
         self.index()
+        self.residents = frozenset(self.paths)  # objects that were there before the pass
 
     def index(self) -> None:
         for name, tensor, is_parameter in named_tensors(self.model):
