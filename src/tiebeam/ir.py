@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cached_property
+from typing import NamedTuple
 
 from tiebeam.errors import TraceError
 
@@ -82,8 +83,7 @@ class Leaf:
         return self.names[0] if self.names else "<unnamed tensor>"
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):  # a dataclass that is frozen costs four times as much to make
     """One tensor at one moment.
 
     Attributes:
@@ -113,8 +113,7 @@ class Value:
         return self.dtype.startswith(("int", "uint", "bool"))
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """One operation.
 
     Attributes:

@@ -33,7 +33,7 @@ def _product(graph: Graph, node: Node) -> Node | None:
     def composed(axes: Axes) -> Axes:
         return tuple(axes[i] if i >= 0 else -1 for i in outer)
 
-    return replace(
-        node, op=Op.DOT, inputs=inner.inputs, axes=(composed(a), composed(b)), attached=inner.attached, degree=None,
+    return node._replace(
+        op=Op.DOT, inputs=inner.inputs, axes=(composed(a), composed(b)), attached=inner.attached, degree=None,
         sums=False, label=f"{inner.label} and {node.label}",
     )  # fmt: skip

@@ -22,7 +22,7 @@ Geometry = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 def geometry(t: torch.Tensor) -> Geometry:
     """Offset, shape, strides and dtype."""
-    return t.storage_offset(), tuple(t.shape), t.stride(), t.dtype
+    return t.storage_offset(), t.shape, t.stride(), t.dtype
 
 
 def span(g: Geometry) -> tuple[int, int]:
@@ -121,39 +121,43 @@ class Ledger:
             value, storage, version = held
             if storage.version == version:
                 return value
-        storage_or_none = self.storage(t)
-        if storage_or_none is None:
+        storage = self.storage(t)
+        if storage is None:
             return self._loose(t)
+        g = geometry(t)
+        known = storage.current.get(g)
+        if known is not None and self.drafts[known].leaf is None:
+            return known  # an activation: by far the most common
         if held is None and isinstance(t, torch.nn.Parameter):
             names = self.names.of(t) or self.names.look_again(t)
-            if names or not storage_or_none.current:
-                return self._leaf(t, storage_or_none, names)
-        g = geometry(t)
-        known = storage_or_none.current.get(g)
+            if names or not storage.current:
+                return self._leaf(t, storage, names)
         if known is not None:
             return known
-        if storage_or_none.current or storage_or_none.before:
-            return self._implied(storage_or_none, g)
+        if storage.current or storage.before:
+            return self._implied(storage, g)
         names = self.names.of(t)
         if not names and t.ndim >= 2 and not isinstance(t, torch.nn.Parameter):
             names = self.names.look_again(t)
-        return self._leaf(t, storage_or_none, names)
+        return self._leaf(t, storage, names)
 
-    def output(self, t: torch.Tensor, origin: Origin = Origin.NODE, **facts: Any) -> int:
-        """A new value for what an operation (or the caller) made."""
+    def place(self, t: torch.Tensor) -> tuple[Storage | None, Geometry]:
+        """Where a tensor lies."""
         storage = self.storage(t)
-        g = geometry(t) if storage is not None else (0, tuple(t.shape), (), t.dtype)
-        value = self.add(g, origin, **facts)
+        return (None, (0, t.shape, (), t.dtype)) if storage is None else (storage, geometry(t))
+
+    def output(
+        self, t: torch.Tensor, place: tuple[Storage | None, Geometry], origin: Origin, varying: bool, **facts: Any
+    ) -> int:
+        """A new value for what an operation (or the caller) made."""
+        storage, g = place
+        value = len(self.drafts)
+        self.drafts.append(Draft(g, origin, varying=varying, **facts))
         if storage is None:
             self.loose[id(t)] = (value, t)
         else:
             storage.current[g] = value
         return value
-
-    def known(self, t: torch.Tensor) -> int | None:
-        """The value that has exactly this storage, version and geometry, or None."""
-        storage = self.storage(t)
-        return None if storage is None else storage.current.get(geometry(t))
 
     def wrote(self, t: torch.Tensor) -> None:
         """Start a new version of the storage of `t`."""
@@ -186,7 +190,7 @@ class Ledger:
             names = self.names.of(t)
             leaf = Leaf(names, len(self.drafts), -1, (0, 0), t.requires_grad, True) if names else None
             origin = Origin.LEAF if names else Origin.CONSTANT
-            self.loose[id(t)] = (self.add((0, tuple(t.shape), (), t.dtype), origin, leaf=leaf), t)
+            self.loose[id(t)] = (self.add((0, t.shape, (), t.dtype), origin, leaf=leaf), t)
         return self.loose[id(t)][0]
 
     def _implied(self, storage: Storage, g: Geometry) -> int:

@@ -1,6 +1,7 @@
 """From what PyTorch executed to core's graph: ids, shapes and axes; the meaning of each op is in `ops`."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from tiebeam.ir import Axes, Graph, Node, Op, Origin, Value
 _DTYPES = {d: str(d).removeprefix("torch.") for d in vars(torch).values() if isinstance(d, torch.dtype)}
 
 
-def broadcast(shape: Sequence[int], out: Sequence[int]) -> Axes:
+@lru_cache(maxsize=1 << 12)  # the layers of a model repeat each other's shapes
+def broadcast(shape: tuple[int, ...], out: tuple[int, ...]) -> Axes:
     """Axes aligned from the right; an operand's axis of size 1 that is stretched carries nothing."""
     shift = len(out) - len(shape)
     return tuple(
@@ -113,7 +115,7 @@ class Lowering:
         return tuple(
             Value(
                 id=i,
-                shape=d.geometry[1],
+                shape=tuple(d.geometry[1]),
                 dtype=_DTYPES[d.geometry[3]],
                 origin=d.origin,
                 producer=self.producers.get(i, -1),

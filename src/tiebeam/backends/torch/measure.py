@@ -35,6 +35,7 @@ class Measures:
         self.logits = logits
         self._vocabs: set[int] = set()
         self._tallest = 0
+        self._numel = -1
         self._stream: deque[tuple[int, torch.Tensor]] = deque(maxlen=STREAM)
         self._rows: tuple[Any, Any, tuple[int, ...]] | None = None
         self._descends: set[int] = set()
@@ -43,25 +44,23 @@ class Measures:
         self, index: int, func: Any, schema: Schema, args: Any, refs: Any, out: Any, outputs: tuple[int, ...]
     ) -> None:
         """Called after every recorded operation."""
-        if not isinstance(out, (torch.Tensor, tuple)):
+        name = schema.name
+        if self._rows is None and name not in GATHERS and name not in PRODUCTS and name != "scatter":
             return
-        first = out if isinstance(out, torch.Tensor) else out[0] if out else None
+        first = out if isinstance(out, torch.Tensor) else out[0] if isinstance(out, tuple) and out else None
         if not isinstance(first, torch.Tensor) or not first.is_floating_point() or not _real(first):
             return
-        if schema.name in GATHERS:
+        if name in GATHERS:
             self._gathered(func, schema, args, refs, first, outputs[0])
-        elif schema.name == "scatter" and first.ndim:  # a one-hot matrix in the making
+        elif name == "scatter" and first.ndim:  # a one-hot matrix in the making
             self._vocabs.add(first.shape[-1])
-        elif schema.name in PRODUCTS:
+        elif name in PRODUCTS:
             self._product(index, args, refs, first, outputs[0])
-        if schema.writes:  # what is held under an older value has just been overwritten
-            kept = [
-                (v, t)
-                for v, t in self._stream
-                if t.untyped_storage()._cdata != first.untyped_storage()._cdata
-            ]
-            self._stream = deque(kept, maxlen=STREAM)
-        if self._rows is not None and first.ndim >= 2 and first.numel() == _count(self._rows[2]):
+        if first.numel() == self._numel and first.ndim >= 2:
+            if schema.writes:  # what is held under an older value has just been overwritten
+                written = first.untyped_storage()._cdata
+                kept = [(v, t) for v, t in self._stream if t.untyped_storage()._cdata != written]
+                self._stream = deque(kept, maxlen=STREAM)
             self._stream.append((outputs[0], first))
         if self.logits:
             self._follow(refs, first, outputs[0])
@@ -80,6 +79,7 @@ class Measures:
         if schema.name in ("embedding", "index", "index_select") and vocab >= self._tallest:
             self._tallest = vocab
             self._rows = (func, args, tuple(out.shape))
+            self._numel = out.numel()
 
     def _product(self, index: int, args: Any, refs: Any, out: torch.Tensor, value: int) -> None:
         sizes = set(out.shape)
@@ -111,10 +111,11 @@ class Measures:
             self.cosine[index, value] = float(((rows * other).sum(1) / scale).mean())
 
     def _follow(self, refs: Any, out: torch.Tensor, value: int) -> None:
-        if value not in self._descends and len(self.logit_std) < 64:
-            if self._descends.intersection(_values(refs)) and out.numel() > 1:
-                self._descends.add(value)
-                self.logit_std[value] = std(out)
+        if value in self._descends or len(self.logit_std) >= 64 or out.numel() < 2:
+            return
+        if self._descends.intersection(_values(refs)):
+            self._descends.add(value)
+            self.logit_std[value] = std(out)
 
 
 def _values(refs: Any) -> list[int]:
@@ -138,10 +139,3 @@ def std(t: torch.Tensor) -> float:
 
 def _real(t: torch.Tensor) -> bool:
     return t.device.type != "meta" and type(t) in (torch.Tensor, torch.nn.Parameter)
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    n = 1
-    for d in shape:
-        n *= d
-    return n

@@ -4,6 +4,7 @@ It runs below autograd, so it sees what is executed whatever the model is writte
 activation but the last few of the residual stream, which `measure` needs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiebeam.backends.torch.ledger import Implied, Ledger, number_of
 from tiebeam.backends.torch.measure import Measures
-from tiebeam.backends.torch.schema import Schema, schema_of
-from tiebeam.backends.torch.shadow import LIMIT, Shadows, tensors_in
-from tiebeam.errors import TraceError
+from tiebeam.backends.torch.schema import WRITES_UNSAID, Schema, schema_of
+from tiebeam.backends.torch.shadow import tensors_in
 from tiebeam.ir import Origin
 
 MADE_FROM_NOTHING = frozenset(
@@ -23,11 +23,10 @@ MADE_FROM_NOTHING = frozenset(
     "empty_strided new_empty_strided fill zero normal uniform bernoulli exponential".split()
 )
 
-#: Arguments that an operation writes though its schema does not say so: running statistics.
-WRITES_UNSAID = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
+READS_OUT = frozenset(("_local_scalar_dense", "is_nonzero", "equal"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: thousands are made while the model runs, and freezing triples the cost
 class Ref:
     """A tensor argument: its value, and whether a gradient was attached when it was read."""
 
@@ -35,7 +34,7 @@ class Ref:
     attached: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Record:
     """One executed operation, tensors replaced by `Ref`."""
 
@@ -48,7 +47,11 @@ class Record:
 
 
 class Recorder(TorchDispatchMode):
-    """Fills `records`; `ledger` knows the values."""
+    """Fills `records`; `ledger` knows the values.
+
+    Args:
+        protect: Parameters and buffers by storage address: cloned before their first write.
+    """
 
     supports_higher_order_operators = True
 
@@ -57,53 +60,69 @@ class Recorder(TorchDispatchMode):
         self.ledger = ledger
         self.measures = measures
         self.records: list[Record | Implied] = []
-        self.shadows = Shadows()
         self.modules: list[str] = [""]
-        self.protect = protect  # parameters and buffers by storage address, not yet written
+        self.protect = protect
         self.saved: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._answered: dict[int, torch.Tensor] = {}
+        self.answers: list[str] = []  # operations whose result was made up (meta tensors)
         self.items = False  # a number was read out of a tensor that an input reached
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         schema = schema_of(func)
-        refs = self._refs(args)
-        named_refs = {k: self._refs(v) for k, v in kwargs.items()}
-        written = self._written(schema, args, kwargs)
-        for t in written:
-            self._keep(t)
-        out = self._run(func, schema, args, kwargs)
+        read: list[int] = []
+        refs = self._refs(args, read)
+        named = {k: self._refs((v,), read)[0] for k, v in kwargs.items()} if kwargs else {}
+        written = self._written(schema, args, kwargs) if schema.writes_any else ()
+        if schema.name in READS_OUT:
+            self.items |= any(self.ledger.drafts[v].varying for v in read)
+        out = self.run(func, schema, args, kwargs or {})
         if self.ledger.implied:
             self.records += self.ledger.implied
             self.ledger.implied.clear()
-        followed = self._follow(func, args, kwargs, out) if self._on_meta(out) else {}
+        self.follow(func, args, kwargs or {}, out)
         for t in written:
             self.ledger.wrote(t)
-        outputs = self._outputs(schema, refs, named_refs, out, written, followed)
+        outputs = self._outputs(schema, read, out, written)
         if outputs:
-            self.records.append(
-                Record(schema, refs, named_refs, outputs, self.modules[-1], torch.is_grad_enabled())
-            )
+            self.records.append(Record(schema, refs, named, outputs, self.modules[-1], torch.is_grad_enabled()))
             self.measures.after(len(self.records) - 1, func, schema, args, refs, out, outputs)
         return out
 
-    # -- arguments -------------------------------------------------------------------------------
+    def run(self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Execute the operation."""
+        return func(*args, **kwargs)
 
-    def _refs(self, a: Any) -> Any:
-        if isinstance(a, torch.Tensor):
-            return Ref(self.ledger.value(a), a.requires_grad)
-        if isinstance(a, (list, tuple)):
-            return tuple(self._refs(x) for x in a)
-        return a
+    def follow(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        """Called with the result, before what was written becomes a new value."""
 
-    def _written(self, schema: Schema, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        if schema.name in WRITES_UNSAID:
-            for t in tensors_in([args[i] for i in WRITES_UNSAID[schema.name] if i < len(args)]):
-                self._keep(t)
-        if not schema.writes and not schema.writes_names:
-            return []
-        places = [args[i] for i in schema.writes if i < len(args)]
-        return tensors_in(places + [kwargs[n] for n in schema.writes_names if n in kwargs])
+    def facts(self, t: torch.Tensor) -> dict[str, Any]:
+        """Facts of a result that no input reached: the number it is."""
+        return number_of(t)
+
+    def made(self, t: torch.Tensor, value: int) -> None:
+        """Called with each result's value."""
+
+    def _refs(self, args: Any, read: list[int]) -> tuple[Any, ...]:
+        refs: list[Any] = []
+        for a in args:
+            if isinstance(a, torch.Tensor):
+                value = self.ledger.value(a)
+                read.append(value)
+                refs.append(Ref(value, a.requires_grad))
+            elif isinstance(a, (list, tuple)):
+                refs.append(self._refs(a, read))
+            else:
+                refs.append(a)
+        return tuple(refs)
+
+    def _written(self, schema: Schema, args: Any, kwargs: dict[str, Any] | None) -> list[torch.Tensor]:
+        """Tensors that the operation is about to write; parameters and buffers among them are kept."""
+        unsaid = tensors_in([args[i] for i in WRITES_UNSAID.get(schema.name, ()) if i < len(args)])
+        named = kwargs or {}
+        said = [args[i] for i in schema.writes if i < len(args)]
+        written = tensors_in(said + [named[n] for n in schema.writes_names if n in named])
+        for t in [*written, *unsaid]:
+            self._keep(t)
+        return written
 
     def _keep(self, t: torch.Tensor) -> None:
         """Clone a parameter or buffer before its first write, so that the pass leaves it as it was."""
@@ -115,93 +134,24 @@ class Recorder(TorchDispatchMode):
         if original is not None:
             self.saved.append((original, original.detach().clone()))
 
-    # -- execution -------------------------------------------------------------------------------
-
-    def _on_meta(self, out: Any) -> bool:
-        return any(t.device.type == "meta" for t in tensors_in(out))
-
-    def _run(self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any]) -> Any:
-        read = tensors_in((args, kwargs))
-        meta = any(t.device.type == "meta" for t in read)
-        if schema.name in ("_local_scalar_dense", "is_nonzero", "equal"):
-            values = [self.ledger.value(t) for t in read]
-            self.items |= any(self.ledger.drafts[v].varying for v in values)
-            if meta:
-                return self.shadows.answer(func, args, kwargs, self.ledger.value)
-        if not meta:
-            return func(*args, **kwargs)
-        try:
-            return func(*args, **kwargs)
-        except (NotImplementedError, RuntimeError) as error:
-            return self._answer(func, schema, args, kwargs, error)
-
-    def _answer(self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any], error: Exception) -> Any:
-        """What a data-dependent operation gives on meta: its result on the shadows."""
-        if any(t.is_floating_point() and t.numel() > LIMIT for t in tensors_in((args, kwargs))):
-            raise _no_meta(schema, self.modules[-1]) from error
-        try:
-            made = self.shadows.answer(func, args, kwargs, self.ledger.value)
-        except (NotImplementedError, RuntimeError, IndexError) as second:
-            raise _no_meta(schema, self.modules[-1]) from second
-        if isinstance(made, torch.Tensor):
-            return self._to_meta(made)
-        if isinstance(made, (list, tuple)):
-            return type(made)(self._to_meta(m) if isinstance(m, torch.Tensor) else m for m in made)
-        return made
-
-    def _to_meta(self, made: torch.Tensor) -> torch.Tensor:
-        out = made.to("meta")
-        if made.numel() <= LIMIT:
-            self._answered[id(out)] = made
-        return out
-
-    def _follow(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> dict[int, torch.Tensor]:
-        if self._answered:
-            made = dict(self._answered)
-            self._answered.clear()
-            return made
-        try:
-            return self.shadows.follow(func, args, kwargs, out, self.ledger.value)
-        except (NotImplementedError, RuntimeError, TypeError):  # no CPU kernel for these: nothing is known
-            return {}
-
-    # -- results ---------------------------------------------------------------------------------
-
-    def _outputs(
-        self, schema: Schema, refs: Any, named: Any, out: Any, written: list[torch.Tensor], followed: Any
-    ) -> tuple[int, ...]:
-        results = tensors_in(out) or written
+    def _outputs(self, schema: Schema, read: list[int], out: Any, written: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        results = [out] if isinstance(out, torch.Tensor) else tensors_in(out) or written
         if not results:
             return ()
-        read = set(_ids(refs)) | set(_ids(tuple(named.values())))
-        if not written and all(self.ledger.known(t) in read for t in results):
+        ledger = self.ledger
+        places = [ledger.place(t) for t in results]
+        if not written and all(s is not None and s.current.get(g) in read for s, g in places):
             return ()  # a pure alias: detach, alias, lift_fresh, expand to the same shape
-        drafts = self.ledger.drafts
         from_nothing = schema.name in MADE_FROM_NOTHING
-        varying = schema.random or (not from_nothing and any(drafts[v].varying for v in read))
+        varying = schema.random
+        if not from_nothing:
+            for v in read:
+                varying |= ledger.drafts[v].varying
+        origin = Origin.NODE if not from_nothing else Origin.RANDOM if schema.random else Origin.CONSTANT
         outputs = []
-        for t in results:
-            origin = (Origin.RANDOM if schema.random else Origin.CONSTANT) if from_nothing else Origin.NODE
-            shadow = followed.get(id(t))
-            facts = {} if varying else number_of(t if shadow is None else shadow)
-            value = self.ledger.output(t, origin, varying=varying, **facts)
-            if shadow is not None:
-                self.shadows.of[value] = shadow
+        for t, place in zip(results, places, strict=True):
+            facts = {} if varying else self.facts(t)
+            value = ledger.output(t, place, origin, varying, **facts)
+            self.made(t, value)
             outputs.append(value)
         return tuple(outputs)
-
-
-def _ids(refs: Any) -> list[int]:
-    if isinstance(refs, Ref):
-        return [refs.value]
-    if isinstance(refs, tuple):
-        return [v for r in refs for v in _ids(r)]
-    return []
-
-
-def _no_meta(schema: Schema, where: str) -> TraceError:
-    return TraceError(
-        f"the operation aten::{schema.name} in {where or 'the model'} cannot be followed without values",
-        got="meta tensors, and an answer that depends on activations",
-        hint="inspect the model on real tensors, or with a smaller configuration",
-    )

@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+#: Arguments that an operation writes though its schema does not say so: running statistics.
+WRITES_UNSAID = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
+
 
 @dataclass(frozen=True, slots=True)
 class Schema:
@@ -23,6 +26,7 @@ class Schema:
     writes_names: tuple[str, ...]
     pointwise: bool
     random: bool
+    writes_any: bool = False
 
 
 @cache
@@ -44,4 +48,5 @@ def schema_of(func: Any) -> Schema:
         writes_names=tuple(a.name for _, a in written),
         pointwise=torch.Tag.pointwise in func.tags,
         random=torch.Tag.nondeterministic_seeded in func.tags,
+        writes_any=bool(written) or rest in WRITES_UNSAID,
     )

@@ -42,7 +42,6 @@ class Shadows:
     def __init__(self) -> None:
         self.of: dict[int, torch.Tensor] = {}
         self.invented: set[int] = set()
-        self.answers: list[str] = []
 
     def give(self, value: int, t: torch.Tensor) -> torch.Tensor:
         """The companion of a meta tensor, made up where it is unknown."""
@@ -75,15 +74,18 @@ class Shadows:
 
     def answer(
         self, func: Any, args: Any, kwargs: dict[str, Any], value: Callable[[torch.Tensor], int]
-    ) -> Any:
-        """Run `func` on companions, made up where unknown; tensors come back as meta tensors."""
+    ) -> tuple[Any, bool]:
+        """Run `func` on companions; the second result says whether any of them was made up."""
+        invented = False
 
         def companion(t: torch.Tensor) -> torch.Tensor:
-            return self.give(value(t), t).clone()
+            nonlocal invented
+            v = value(t)
+            given = self.give(v, t).clone()
+            invented |= v in self.invented
+            return given
 
-        made = func(*map_tensors(args, companion), **map_tensors(kwargs, companion))
-        self.answers.append(str(func))
-        return made
+        return func(*map_tensors(args, companion), **map_tensors(kwargs, companion)), invented
 
     def _on_cpu(self, args: Any, value: Callable[[torch.Tensor], int]) -> Any:
         def cpu(a: Any) -> Any:

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tiebeam.backends.protocol import Refused
 from tiebeam.backends.torch.ledger import Ledger
 from tiebeam.backends.torch.lower import lower
 from tiebeam.backends.torch.measure import Measures
-from tiebeam.backends.torch.names import Names, named_tensors
+from tiebeam.backends.torch.meta import MetaRecorder
+from tiebeam.backends.torch.names import Names
 from tiebeam.backends.torch.record import Recorder
 from tiebeam.backends.torch.session import module_paths, neutral, unwrapped
 from tiebeam.errors import TiebeamError
@@ -70,18 +72,14 @@ def trace(
     names = Names(model)
     ledger = Ledger(names)
     measures = Measures(ledger.drafts, logits=logits)
-    protect = {}
-    for _, t, _ in named_tensors(model):
-        storage = ledger.storage(t)
-        if storage is not None:
-            protect[t.untyped_storage()._cdata] = t
-    recorder = Recorder(ledger, measures, protect)
     given = list(tensors_of((args, dict(kwargs))))
+    meta = any(_valueless(t) for t in [*given, *names.held.values()])
+    recorder = (MetaRecorder if meta else Recorder)(ledger, measures, _protected(names, ledger))
+    inputs = []
     for t in given:
-        value = ledger.output(t, Origin.INPUT, varying=True)
-        if t.device.type == "meta" and not t.is_floating_point():
-            recorder.shadows.of[value] = torch.ones(t.shape, dtype=t.dtype)
-    inputs = tuple(ledger.value(t) for t in given)
+        inputs.append(ledger.output(t, ledger.place(t), Origin.INPUT, True))
+        if isinstance(recorder, MetaRecorder):
+            recorder.give(t, inputs[-1])
     try:
         with neutral(model), module_paths(model, recorder.modules), recorder:
             result = _run(model, args, kwargs)
@@ -94,16 +92,16 @@ def trace(
     graph = lower(
         ledger,
         [*recorder.records, *ledger.implied],
-        inputs=inputs,
+        inputs=tuple(inputs),
         outputs=outputs,
         attached=frozenset(v for v, t in zip(outputs, returned, strict=True) if t.requires_grad),
         rms=measures.rms,
         cosine=measures.cosine,
         logit_std=measures.logit_std,
         repeats=_repeats(given),
-        meta=any(t.device.type == "meta" for t in [*given, *model.parameters()]),
+        meta=meta,
         notes=tuple(
-            f"{op} was answered without activations" for op in dict.fromkeys(recorder.shadows.answers)
+            f"{op} was answered without activations" for op in dict.fromkeys(recorder.answers)
         ),
     )
     tensors = {}
@@ -114,6 +112,19 @@ def trace(
             if leaf is not None:
                 tensors.setdefault(leaf.key, held)
     return Trace(graph, tensors, recorder.items)
+
+
+def _valueless(t: torch.Tensor) -> bool:
+    return t.device.type == "meta" or isinstance(t, FakeTensor)
+
+
+def _protected(names: Names, ledger: Ledger) -> dict[int, torch.Tensor]:
+    """Parameters and buffers by storage address."""
+    held = {}
+    for t in names.held.values():
+        if ledger.storage(t) is not None:
+            held[t.untyped_storage()._cdata] = t
+    return held
 
 
 def _run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

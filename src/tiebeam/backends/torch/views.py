@@ -1,5 +1,7 @@
 """Which axis of the source each axis of a view is, read off the strides: no view operation needs a rule."""
 
+from functools import lru_cache
+
 from tiebeam.backends.torch.ledger import Geometry
 from tiebeam.ir import Axes
 
@@ -11,6 +13,7 @@ def identity(rank: int) -> Axes:
     return tuple(range(rank))
 
 
+@lru_cache(maxsize=1 << 12)  # the layers of a model repeat each other's views
 def view_axes(source: Geometry, out: Geometry) -> Axes:
     """For each axis of `out` the axis of `source` it is, or is a part of; -1 where it is nobody's.
 

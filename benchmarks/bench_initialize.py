@@ -1,19 +1,15 @@
 """What drawing a table costs against `torch.nn.init.normal_`, on one thread and on two.
 
-Runs of both are interleaved, so that a busy machine slows both alike; the ratio of their medians is what
-holds from machine to machine, seconds do not. Exit status 1 says that a goal was missed.
+The ratio of the medians of interleaved runs holds from machine to machine; seconds do not.
+Exit status 1 says that a goal was missed.
 
-    python benchmarks/initialize.py [--vocab 50257] [--width 768] [--dtype float32] [--runs 9]
+    python benchmarks/bench_initialize.py [--vocab 50257] [--width 768] [--dtype float32] [--runs 9]
 """
 
 import argparse
-import os
-import statistics
 import sys
-import time
-from collections.abc import Callable
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: idle threads must not eat a core
+from measuring import Row, medians, show  # before torch
 
 import torch
 
@@ -21,19 +17,6 @@ from tiebeam.backends.torch.weights import table_statistics, write_table
 
 GOALS = {1: 3.5, 2: 2.0}
 """Largest ratio to `normal_`, by number of threads."""
-
-
-def medians(runs: int, *works: Callable[[], object]) -> list[float]:
-    """Median seconds of each, run in turn, after one round to warm up."""
-    for work in works:
-        work()
-    seconds: list[list[float]] = [[] for _ in works]
-    for _ in range(runs):
-        for taken, work in zip(seconds, works, strict=True):
-            start = time.perf_counter()
-            work()
-            taken.append(time.perf_counter() - start)
-    return [statistics.median(taken) for taken in seconds]
 
 
 def main() -> int:
@@ -49,7 +32,7 @@ def main() -> int:
     args = parser.parse_args()
     shape = (args.vocab, args.width) if args.vocab_axis == 0 else (args.width, args.vocab)
     table = torch.empty(shape, dtype=getattr(torch, args.dtype))
-    missed = False
+    rows = []
     for threads, goal in GOALS.items():
         torch.set_num_threads(threads)
         reference, written, measured = medians(
@@ -58,13 +41,13 @@ def main() -> int:
             lambda: write_table(table, vocab_axis=args.vocab_axis, seed=0, ordinal=0, std=0.02),
             lambda: table_statistics(table, args.vocab_axis),
         )
-        ratio = written / reference
-        missed |= ratio > goal
-        print(
-            f"{threads} thread(s): normal_ {reference:.3f} s, write_table {written:.3f} s, "
-            f"ratio {ratio:.2f} (goal {goal}); table_statistics {measured:.3f} s"
-        )
-    return int(missed)
+        where = f"{threads} thread{'s'[: threads > 1]}"
+        rows += [
+            Row(f"write the table, {where}", written / reference, goal, note=f"normal_ {reference:.3f} s"),
+            Row(f"its std, finiteness and spread, {where}", measured / reference),
+        ]
+    title = f"Drawing {args.vocab:,} x {args.width:,} {args.dtype}, against nn.init.normal_"
+    return int(show(title, rows) > 0)
 
 
 if __name__ == "__main__":

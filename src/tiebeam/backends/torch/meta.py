@@ -1,0 +1,89 @@
+"""Recording without values: the same as `record`, with shadows beside the meta tensors."""
+
+from typing import Any
+
+import torch
+
+from tiebeam.backends.torch.ledger import number_of
+from tiebeam.backends.torch.record import READS_OUT, Recorder
+from tiebeam.backends.torch.schema import Schema
+from tiebeam.backends.torch.shadow import LIMIT, Shadows, tensors_in
+from tiebeam.errors import TraceError
+
+
+class MetaRecorder(Recorder):
+    """A recorder for models on meta or fake tensors.
+
+    `.item()` and operations whose result depends on elements are answered from the shadows, made up where
+    those are unknown, so that control flow goes on; what is made up is remembered in `answers`.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.shadows = Shadows()
+        self._beside: dict[int, torch.Tensor] = {}
+
+    def give(self, t: torch.Tensor, value: int) -> None:
+        """A companion for an integer input whose elements nobody knows: ones (a token, a kept position)."""
+        if t.device.type == "meta" and not t.is_floating_point() and t.numel() <= LIMIT:
+            self.shadows.of[value] = torch.ones(t.shape, dtype=t.dtype)
+
+    def run(self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any]) -> Any:
+        if not any(t.device.type == "meta" for t in tensors_in((args, kwargs))):
+            return func(*args, **kwargs)
+        if schema.name in READS_OUT:
+            return self._answer(func, args, kwargs)
+        try:
+            return func(*args, **kwargs)
+        except (NotImplementedError, RuntimeError) as error:
+            return self._instead(func, schema, args, kwargs, error)
+
+    def _answer(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        made, invented = self.shadows.answer(func, args, kwargs, self.ledger.value)
+        if invented:
+            self.answers.append(str(func))
+        return made
+
+    def _instead(self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any], error: Exception) -> Any:
+        """What a data-dependent operation gives: its result on the shadows."""
+        if any(t.is_floating_point() and t.numel() > LIMIT for t in tensors_in((args, kwargs))):
+            raise _untraceable(schema, self.modules[-1]) from error
+        try:
+            made = self._answer(func, args, kwargs)
+        except (NotImplementedError, RuntimeError, IndexError) as second:
+            raise _untraceable(schema, self.modules[-1]) from second
+        if isinstance(made, torch.Tensor):
+            return self._to_meta(made)
+        if isinstance(made, (list, tuple)):
+            return type(made)(self._to_meta(m) if isinstance(m, torch.Tensor) else m for m in made)
+        return made
+
+    def _to_meta(self, made: torch.Tensor) -> torch.Tensor:
+        out = made.to("meta")
+        if made.numel() <= LIMIT:
+            self._beside[id(out)] = made
+        return out
+
+    def follow(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        if self._beside:
+            return
+        try:
+            self._beside = self.shadows.follow(func, args, kwargs, out, self.ledger.value)
+        except (NotImplementedError, RuntimeError, TypeError):  # no CPU kernel for these: nothing is known
+            self._beside = {}
+
+    def facts(self, t: torch.Tensor) -> dict[str, Any]:
+        return number_of(self._beside.get(id(t), t))
+
+    def made(self, t: torch.Tensor, value: int) -> None:
+        shadow = self._beside.pop(id(t), None)
+        if shadow is not None:
+            self.shadows.of[value] = shadow
+
+
+def _untraceable(schema: Schema, where: str) -> TraceError:
+    return TraceError(
+        f"the operation aten::{schema.name} in {where or 'the model'} cannot be followed without values",
+        got="meta tensors, and an answer that depends on activations",
+        hint="inspect the model on real tensors, or with a smaller configuration",
+    )

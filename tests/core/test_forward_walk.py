@@ -1,0 +1,279 @@
+"""From a lookup forwards, and from a readout's product forwards: what is passed, what is collected, what ends."""
+
+import math
+
+import pytest
+
+from tests.core.build import B, Build, D, T, V, model
+from tests.core.look import lookup_of, readout_of, readouts_of
+from tiebeam.ir import Op
+
+
+def rows_factor(step):
+    return lookup_of(model(rows=lambda g, x: g.mul(step(g, g.mul(x, 2.0)), 4.0))).factor
+
+
+def pad_mask(g):
+    """1.0 where a token is no padding: (B, T, 1)."""
+    mask = g.cast(g.compare(g.inputs[0], g.constant((), 0.0, "int64")), "float32")
+    return g.layout(mask, (B, T, 1), (0, 1, -1))
+
+
+PASSED = {
+    "a reshape": lambda g, x: g.unflatten(g.flatten(x)),
+    "a transpose there and back": lambda g, x: g.transpose(g.transpose(x, 0, 1), 0, 1),
+    "a cast": lambda g, x: g.cast(x),
+    "a slice": lambda g, x: g.slice(x, 1, T - 1),
+    "a slice of the width": lambda g, x: g.concat(g.slice(x, 2, D - 4), g.constant((B, T, 4)), axis=2),
+    "dropout": lambda g, x: g.dropout(x),
+    "dropout written as a product": lambda g, x: g.mul(x, g.random((B, T, D))),
+    "a mask": lambda g, x: g.mask(x),
+    "a product with a padding mask": lambda g, x: g.mul(x, pad_mask(g)),
+    "rows replaced by others": lambda g, x: g.update(x, g.input((B, T, D))),
+    "a soft prompt in front": lambda g, x: g.concat(g.leaf("prompt", (B, 2, D)), x, axis=1),
+    "a bias": lambda g, x: g.add(x, g.leaf("bias", (D,))),
+    "a bias taken away": lambda g, x: g.sub(x, g.leaf("bias", (D,))),
+    "learned positions": lambda g, x: g.add(x, g.gather(g.leaf("positions", (T, D)), g.arange(T))),
+    "token types": lambda g, x: g.add(x, g.gather(g.leaf("types", (2, D)), g.input_ids())),
+    "an image's features": lambda g, x: g.add(g.input((B, T, D)), x),
+    "a number added": lambda g, x: g.add(x, 3.0),
+}
+
+
+@pytest.mark.parametrize("step", PASSED.values(), ids=PASSED)
+def test_the_walk_from_a_lookup_passes_through(step):
+    assert rows_factor(step) == 8.0
+
+
+COLLECTED = {
+    "a number": (lambda g, x: g.mul(x, 3.0), 3.0),
+    "a number in front": (lambda g, x: g.mul(3.0, x), 3.0),
+    "a negative number": (lambda g, x: g.mul(x, -0.5), -0.5),
+    "a divisor": (lambda g, x: g.div(x, 8.0), 0.125),
+    "a negation": (lambda g, x: g.neg(x), -1.0),
+    "a buffer without axes": (lambda g, x: g.mul(x, g.buffer("scale", (), number=5.0)), 5.0),
+    "a buffer of one element": (lambda g, x: g.mul(x, g.buffer("scale", (1,), number=5.0)), 5.0),
+    "a buffer cast": (lambda g, x: g.mul(x, g.cast(g.buffer("scale", (), number=5.0))), 5.0),
+    "a buffer expanded": (lambda g, x: g.mul(x, g.expand(g.buffer("s", (1,), number=5.0), (D,))), None),
+    "a tensor made in forward": (lambda g, x: g.div(x, g.constant((1, 1, 1), 4.0)), 0.25),
+    "a parameter": (lambda g, x: g.mul(x, g.leaf("temperature", (), number=7.0)), 7.0),
+    "a transformed parameter": (
+        lambda g, x: g.mul(x, g.pointwise(g.leaf("log", (), number=1.0), number=math.e, label="exp")),
+        math.e,
+    ),
+    "a vector of equal elements": (lambda g, x: g.mul(x, g.leaf("gain", (D,), number=2.0)), 2.0),
+    "the sum of two": (lambda g, x: g.add(x, x), 2.0),
+    "a difference of two": (lambda g, x: g.sub(x, x), 0.0),
+    "a multiple added": (lambda g, x: g.add(x, g.mul(x, 3.0)), 4.0),
+    "a multiple in front": (lambda g, x: g.add(g.mul(x, 3.0), x), 4.0),
+    "a multiple taken away": (lambda g, x: g.sub(x, g.mul(x, 0.25)), 0.75),
+    "taken away from a multiple": (lambda g, x: g.sub(g.div(x, 0.125), x), 7.0),
+    "a multiple of a cast": (lambda g, x: g.add(x, g.mul(g.cast(x), -3.0)), -2.0),
+    "itself taken from a bias": (lambda g, x: g.sub(g.leaf("bias", (D,)), x), -1.0),
+}
+
+
+@pytest.mark.parametrize(("step", "factor"), COLLECTED.values(), ids=COLLECTED)
+def test_the_walk_from_a_lookup_collects(step, factor):
+    if factor is None:
+        assert rows_factor(step) == pytest.approx(40.0)
+    else:
+        assert rows_factor(step) == pytest.approx(8.0 * factor, rel=1e-12)
+
+
+ENDS = {
+    "a fused normalisation": lambda g, x: g.norm(x),
+    "a decomposed normalisation": lambda g, x: g.decomposed_rms_norm(x),
+    "a normalisation with a gain": lambda g, x: g.mul(g.norm(x), g.leaf("gain", (D,))),
+    "a product with a weight": lambda g, x: g.dot(x, g.leaf("up.weight", (D, D))),
+    "an activation": lambda g, x: g.pointwise(x),
+    "a tanh": lambda g, x: g.tanh(x),
+    "a gate": lambda g, x: g.mul(x, g.sigmoid(x)),
+    "a residual branch": lambda g, x: g.residual(x),
+    "a power": lambda g, x: g.pointwise(x, 2.0),
+    "a sum": lambda g, x: g.expand(g.reduce(x), (B, T, D)),
+    "a reciprocal": lambda g, x: g.div(1.0, x),
+    "something unknown": lambda g, x: g.opaque(x),
+    "an update with what was made of the rows": lambda g, x: g.update(x, g.pointwise(x)),
+}
+
+
+@pytest.mark.parametrize("step", ENDS.values(), ids=ENDS)
+def test_the_walk_from_a_lookup_ends_at(step):
+    """Of the two factors the first is before, the second behind."""
+    assert rows_factor(step) == 2.0
+
+
+UNKNOWN = {
+    "a vector": (lambda g, x: g.mul(x, g.leaf("gain", (D,))), "is no scalar"),
+    "a matrix": (lambda g, x: g.mul(x, g.leaf("gain", (T, D))), "is no scalar"),
+    "a number of the inputs": (lambda g, x: g.mul(x, g.input(())), "depends on the inputs"),
+    "a number computed from the inputs": (
+        lambda g, x: g.div(x, g.pointwise(g.cast(g.select(g.select(g.inputs[0], 0), 0), "float32"))),
+        "depends on the inputs",
+    ),
+    "a vector of the inputs": (lambda g, x: g.mul(x, g.input((B, T, 1))), "depends on the inputs"),
+    "a random number": (lambda g, x: g.mul(x, g.random(())), "random"),
+    "a division by zero": (lambda g, x: g.div(x, 0.0), "zero"),
+}
+
+
+@pytest.mark.parametrize(("step", "reason"), UNKNOWN.values(), ids=UNKNOWN)
+def test_what_is_no_known_constant_makes_the_factor_none_and_says_why(step, reason):
+    lookup = lookup_of(model(rows=step))
+    assert lookup.factor is None
+    assert reason in lookup.notes[0]
+
+
+def test_a_buffer_that_lost_its_value_on_meta_is_named():
+    lookup = lookup_of(model(Build(meta=True), rows=lambda g, x: g.mul(x, g.buffer("embed.scale", (), lost=True))))
+    assert lookup.factor is None
+    assert "lost on meta" in lookup.notes[0]
+    assert "embed.scale" in lookup.notes[0]
+
+
+def test_a_value_computed_from_a_lost_buffer_is_lost_too_and_names_it():
+    def step(g, x):
+        return g.mul(x, g.pointwise(g.buffer("embed.log_scale", (), lost=True), lost=True))
+
+    assert "embed.log_scale" in lookup_of(model(Build(meta=True), rows=step)).notes[0]
+
+
+def test_on_meta_a_learned_vector_is_a_gain_and_ends_the_walk():
+    def step(g, x):
+        return g.mul(g.mul(g.mul(x, 2.0), g.leaf("gain", (D,))), 4.0)
+
+    assert lookup_of(model(Build(meta=True), rows=step)).factor == 2.0
+
+
+def test_branches_that_differ_have_no_common_factor():
+    def step(g, x):
+        return g.add(g.norm(g.mul(x, 2.0)), g.norm(g.mul(x, 3.0)))
+
+    lookup = lookup_of(model(rows=step))
+    assert lookup.factor is None
+    assert "2" in lookup.notes[0]
+    assert "3" in lookup.notes[0]
+
+
+def test_branches_that_agree_have_their_common_factor():
+    def step(g, x):
+        return g.add(g.norm(g.mul(x, 3.0)), g.norm(g.div(x, 1 / 3)))
+
+    assert lookup_of(model(rows=step)).factor == pytest.approx(3.0)
+
+
+def test_where_one_branch_ends_the_walk_ends_for_all():
+    """A pre-norm residual stream: what is behind the split belongs to the branches."""
+
+    def step(g, x):
+        x = g.mul(x, 2.0)
+        return g.add(g.norm(x), g.mul(x, 4.0))
+
+    assert lookup_of(model(rows=step)).factor == 2.0
+
+
+def test_a_branch_that_nobody_reads_does_not_count():
+    def step(g, x):
+        x = g.mul(x, 2.0)
+        g.norm(x)
+        return g.mul(x, 4.0)
+
+    assert lookup_of(model(rows=step)).factor == 8.0
+
+
+def test_rows_that_are_returned_end_the_walk_there():
+    g = Build()
+    rows = g.mul(g.gather(g.leaf("embed.weight", (V, D)), g.input_ids()), 2.0)
+    g.returned(rows, g.mul(rows, 4.0))
+    assert lookup_of(g).factor == 2.0
+
+
+def test_the_rms_of_the_rows_is_that_at_the_end_of_the_walk():
+    g = model(rows=lambda g, x: g.mul(x, -8.0))
+    gathered = next(n.output for n in g.nodes if n.op.name == "GATHER")
+    assert lookup_of(g, rms={gathered: 0.5}).rms == 4.0
+
+
+def test_without_a_factor_the_rms_of_the_rows_is_not_known_either():
+    g = model(rows=lambda g, x: g.mul(x, g.leaf("gain", (D,))))
+    gathered = next(n.output for n in g.nodes if n.op.name == "GATHER")
+    assert lookup_of(g, rms={gathered: 0.5}).rms is None
+
+
+LOGITS_PASSED = {
+    "a cast": lambda g, z: g.cast(z, "float32"),
+    "a padded vocabulary cut": lambda g, z: g.slice(z, 2, V - 4),
+    "the last position": lambda g, z: g.select(z, 1),
+    "a mask": lambda g, z: g.mask(z),
+    "a reshape": lambda g, z: g.flatten(z),
+    "a bias": lambda g, z: g.add(z, g.leaf("head.bias", (V,))),
+    "the rows of labels": lambda g, z: g.node(
+        Op.GATHER, [z, g.input_ids((3,))], [(0, -1, 2), (-1, 0, -1)], (B, 3, V), axis=1
+    ),
+}
+
+
+@pytest.mark.parametrize("step", LOGITS_PASSED.values(), ids=LOGITS_PASSED)
+def test_the_walk_from_a_readout_passes_through(step):
+    assert readout_of(model(logits=lambda g, z: g.mul(step(g, g.mul(z, 2.0)), -4.0))).factor == -8.0
+
+
+LOGITS_END = {
+    "a softmax": lambda g, z: g.softmax(z),
+    "an activation": lambda g, z: g.pointwise(z),
+    "a vector of the inputs' own": lambda g, z: g.opaque(z),
+}
+
+
+@pytest.mark.parametrize("step", LOGITS_END.values(), ids=LOGITS_END)
+def test_the_walk_from_a_readout_ends_at(step):
+    def logits(g, z):
+        z = g.mul(z, 2.0)
+        return g.concat(z, g.mul(step(g, z), 4.0), axis=0)
+
+    assert readout_of(model(logits=logits)).factor == 2.0
+
+
+def test_the_walk_from_a_readout_ends_where_the_logits_are_returned():
+    g = model(logits=lambda g, z: g.mul(z, 2.0))
+    (z,) = g.outputs
+    g.returned(z, g.mul(z, 4.0))
+    assert readout_of(g).factor == 2.0
+
+
+def test_the_walk_from_a_readout_ends_at_the_loss():
+    g = model(logits=lambda g, z: g.loss(g.mul(z, 2.0), g.input_ids()))
+    assert readout_of(g).factor == 2.0
+
+
+def test_a_bias_over_the_vocabulary_is_named_once():
+    def step(g, z):
+        bias = g.leaf("head.bias", (V,))
+        return g.add(g.add(z, bias), g.mul(bias, 0.5))
+
+    assert readout_of(model(logits=step)).bias == ("head.bias",)
+
+
+def test_a_bias_that_is_a_number_per_position_is_none_over_the_vocabulary():
+    assert readout_of(model(logits=lambda g, z: g.add(z, g.leaf("shift", (T, 1))))).bias == ()
+
+
+def adapted(g=None):
+    """A tied readout with a low-rank product beside it."""
+    g = g or Build()
+    embed = g.leaf("embed.weight", (V, D))
+    x = g.norm(g.residual(g.gather(embed, g.input_ids())))
+    down, up = g.leaf("head.down", (2, D)), g.leaf("head.up", (V, 2))
+    return g.returned(g.add(g.dot(x, embed), g.mul(g.dot(g.dot(x, down), up), 0.5)))
+
+
+def test_a_low_rank_product_on_the_logits_is_an_adapters():
+    readout = next(r for r in readouts_of(adapted()) if r.name == "embed.weight")
+    assert readout.delta == ("head.up",)
+    assert readout.factor == 1.0
+
+
+@pytest.mark.xfail(strict=True, reason="the adapter's factor is taken for a second vocabulary table")
+def test_an_adapters_low_rank_factor_is_no_table_of_its_own():
+    assert [r.name for r in readouts_of(adapted())] == ["embed.weight"]

@@ -1,0 +1,107 @@
+"""From an operand back to the table: through views, casts, factors; and what is not the table itself."""
+
+import pytest
+
+from tests.core.build import Build, D, T, V
+from tiebeam.core.provenance import provenance
+from tiebeam.core.source import DEPTH, source_of
+
+
+def source(g, weight, axis=1):
+    """What stands behind the weight of a product."""
+    g.returned(g.dot(g.input((T, g.shape(weight)[axis])), weight, axis))
+    graph = g.graph()
+    return source_of(graph, provenance(graph), graph.nodes[-1], 1)
+
+
+PATHS = {
+    "itself": (lambda g, w: w, (0, 1)),
+    "transposed": (lambda g, w: g.transpose(w), (1, 0)),
+    "transposed twice": (lambda g, w: g.transpose(g.transpose(w)), (0, 1)),
+    "cast": (lambda g, w: g.cast(w), (0, 1)),
+    "cast and copied transposed": (lambda g, w: g.cast(g.transpose(g.cast(w))), (1, 0)),
+    "sliced": (lambda g, w: g.slice(w, 0, V - 4), (0, 1)),
+    "gathered from shards": (lambda g, w: g.concat(g.slice(w, 0, V // 2), g.slice(w, 0, V // 2), axis=0), (0, 1)),
+}
+
+
+@pytest.mark.parametrize(("step", "axes"), PATHS.values(), ids=PATHS)
+def test_a_table_is_found_behind(step, axes):
+    g = Build()
+    found = source(g, step(g, g.leaf("embed.weight", (V, D))), axes.index(1))
+    assert (found.leaf.name, found.shape, found.axes) == ("embed.weight", (V, D), axes)
+    assert (found.altered, found.attached, found.factor.value) == ("", True, 1.0)
+
+
+ALTERED = {
+    "dropout": lambda g, w: g.dropout(w),
+    "a mask": lambda g, w: g.mask(w),
+    "a low-rank product added": lambda g, w: g.add(w, g.leaf("delta", (V, D))),
+    "a vector": lambda g, w: g.mul(w, g.leaf("gain", (D,))),
+    "a function": lambda g, w: g.tanh(w),
+    "a normalisation": lambda g, w: g.norm(w),
+    "new rows": lambda g, w: g.update(w, g.leaf("rows", (V, D))),
+}
+
+
+@pytest.mark.parametrize("step", ALTERED.values(), ids=ALTERED)
+def test_a_table_behind_this_is_found_and_said_not_to_be_read_as_it_is(step):
+    g = Build()
+    found = source(g, step(g, g.leaf("embed.weight", (V, D))))
+    assert found.leaf.name == "embed.weight"
+    assert found.altered
+
+
+@pytest.mark.parametrize("axes", [(V,), ()])
+def test_a_leaf_that_is_no_matrix_is_no_table(axes):
+    g = Build()
+    assert source(g, g.expand(g.leaf("x", axes), (V, V))) is None
+
+
+def test_a_stack_of_matrices_is_no_table():
+    g = Build()
+    assert source(g, g.select(g.leaf("experts", (4, V, D)), 0)) is None
+
+
+def test_a_matrix_with_an_axis_of_one_in_front_is_a_table():
+    g = Build()
+    found = source(g, g.select(g.leaf("embed", (1, V, D)), 0))
+    assert (found.shape, found.axes) == ((1, V, D), (1, 2))
+
+
+def test_what_an_input_reached_is_no_table():
+    g = Build()
+    assert source(g, g.mul(g.leaf("w", (V, D)), g.input(()))) is None
+
+
+def test_what_was_computed_by_something_unknown_is_no_table():
+    g = Build()
+    assert source(g, g.opaque(g.leaf("w", (V, D)))) is None
+
+
+def test_a_product_of_two_matrices_is_neither():
+    g = Build()
+    assert source(g, g.dot(g.leaf("a", (V, 4)), g.leaf("b", (D, 4)))) is None
+
+
+def test_a_parameter_counts_rather_than_the_buffer_it_is_mixed_with():
+    g = Build()
+    assert source(g, g.add(g.buffer("base", (V, D)), g.leaf("embed.weight", (V, D)))).leaf.name == "embed.weight"
+
+
+def test_a_detached_table_is_read_without_its_gradient():
+    g = Build()
+    assert not source(g, g.detach(g.leaf("embed.weight", (V, D)))).attached
+
+
+def test_a_table_is_not_looked_for_without_end():
+    g = Build()
+    w = g.leaf("embed.weight", (V, D))
+    for _ in range(DEPTH + 1):
+        w = g.cast(w)
+    assert source(g, w) is None
+
+
+def test_a_table_as_the_divisor_is_not_the_table():
+    g = Build()
+    assert source(g, g.div(1.0, g.leaf("embed.weight", (V, D)))) is None
