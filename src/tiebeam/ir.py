@@ -129,7 +129,7 @@ class Node(NamedTuple):
         outputs: Value ids; axes speak of the first.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls on a node
     op: Op
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]

@@ -14,9 +14,9 @@ def graph():
     return model().graph()
 
 
-def with_node(graph, index, **changes):
+def with_node(graph, at, **changes):
     nodes = list(graph.nodes)
-    nodes[index] = replace(nodes[index], **changes)
+    nodes[at] = nodes[at]._replace(**changes)
     return replace(graph, nodes=tuple(nodes))
 
 
@@ -25,7 +25,7 @@ def test_a_well_formed_graph_is_accepted(graph):
 
 
 def test_a_value_out_of_place_is_refused(graph):
-    values = (replace(graph.values[0], id=7), *graph.values[1:])
+    values = (graph.values[0]._replace(id=7), *graph.values[1:])
     with pytest.raises(TraceError, match=r"value 0 .* out of place"):
         replace(graph, values=values).validate()
 

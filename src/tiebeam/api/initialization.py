@@ -53,10 +53,8 @@ def initialize(
         ('analytic', 0.125, 0.125)
     """
     if only != "tables":
-        raise RangeError(
-            "initialize writes vocabulary tables alone", got=f"only={only!r}", expected="only='tables'"
-        )
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise RangeError("initialize writes vocabulary tables alone", got=f"only={only!r}", expected="only='tables'")
+    if type(seed) is not int or seed < 0:
         raise RangeError("the seed is no natural number", got=repr(seed), expected="an integer of 0 or above")
     seen = look(model, inputs)
     meta = bool(seen.traced.graph.meta)
@@ -74,9 +72,7 @@ def initialize(
 def _leaf(seen: Look, plan: TablePlan) -> Any:
     name = plan.table.name
     return next(
-        u.read.source.leaf
-        for u in seen.uses
-        if name in u.read.source.leaf.names or u.read.source.leaf.name == name
+        u.read.source.leaf for u in seen.uses if name in u.read.source.leaf.names or u.read.source.leaf.name == name
     )
 
 
@@ -118,9 +114,7 @@ def _write(seen: Look, plans: Sequence[TablePlan], seed: int) -> Report:
             break
     report = report_of(now)
     inits = tuple(
-        _done(
-            p, stds[i], _table(now, p), measured[i], rounds[i], seed=seed, settled=settled[i], zeroed=zeroed
-        )
+        _done(p, stds[i], _table(now, p), measured[i], rounds[i], seed=seed, settled=settled[i], zeroed=zeroed)
         for i, p in enumerate(plans)
     )
     lost = [_unsettled(t, trouble) for t in inits if not t.settled or trouble]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tiebeam.api.look import Look, Unloaded, look
+from tiebeam.api.look import Look, UnloadedError, look
 from tiebeam.api.versions import versions
 from tiebeam.backends import resolve
 from tiebeam.checkpoints.declared_findings import declared_findings
@@ -51,7 +51,7 @@ def inspect(model: Any, inputs: Any = None) -> Report:
     """
     try:
         return report_of(look(model, inputs))
-    except Unloaded as unloaded:
+    except UnloadedError as unloaded:
         backend = resolve(model)
         return Report(
             model=backend.name,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tiebeam.backends import resolve
-from tiebeam.backends.protocol import Model, Refused
+from tiebeam.backends.protocol import Model, RefusedError
 from tiebeam.checkpoints import example_inputs
 from tiebeam.checkpoints.declared import Declared, declared_by
 from tiebeam.core.contract import contracted
@@ -20,7 +20,7 @@ from tiebeam.errors import InputError, ShapeError, TraceError
 TRIES = 4  # other lengths to try before giving up on a second pass
 
 
-class Unloaded(InputError):
+class UnloadedError(InputError):
     """The model cannot run because some of its parameters have no values."""
 
     def __init__(self, finding: Finding) -> None:
@@ -98,17 +98,16 @@ def _uses(traced: Any) -> list[Use]:
 def _traced(backend: Model, args: tuple[Any, ...], kwargs: dict[str, Any], *, logits: bool = False) -> Any:
     try:
         return backend.trace(args, kwargs, logits=logits)
-    except Refused as refused:
+    except RefusedError as refused:
         error = refused.__cause__ or refused
         why = backend.diagnose()
         if isinstance(why, ShapeError):
             raise why from error
         if why is not None:
-            raise Unloaded(why) from error
+            raise UnloadedError(why) from error
         raise InputError(
             f"{backend.name} does not run on these inputs: {type(error).__name__}: {error}",
-            got=", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())])
-            or "no inputs",
+            got=", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())]) or "no inputs",
             expected=f"what its forward takes: {_signature(backend)}",
             hint="pass inputs=, a tuple for positional or a dict for keyword arguments, with which model(...) runs",
         ) from error
@@ -120,7 +119,7 @@ def _checked(backend: Model, uses: list[Use], args: tuple[Any, ...], kwargs: dic
     for other_args, other_kwargs in backend.shorter(args, kwargs)[:TRIES]:
         try:
             traced = backend.trace(other_args, other_kwargs)
-        except (Refused, TraceError) as refused:  # some models take one length only
+        except (RefusedError, TraceError) as refused:  # some models take one length only
             error = refused.__cause__ or refused
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             continue
@@ -132,8 +131,7 @@ def _as_before(uses: list[Use], like: Sequence[Use]) -> list[Use]:
     """What an earlier look found to be no constant is none now."""
     unknown = {u.site: u.fact.notes for u in like if u.fact.factor is None}
     return [
-        replace(u, fact=replace(u.fact, factor=None, notes=unknown[u.site])) if u.site in unknown else u
-        for u in uses
+        replace(u, fact=replace(u.fact, factor=None, notes=unknown[u.site])) if u.site in unknown else u for u in uses
     ]
 
 

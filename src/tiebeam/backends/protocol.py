@@ -10,7 +10,7 @@ from tiebeam.errors import ShapeError
 from tiebeam.ir import Graph, Leaf
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The model's own forward raised; the cause is chained."""
 
 
@@ -23,10 +23,14 @@ class Trace(Protocol):
     """
 
     @property
-    def graph(self) -> Graph: ...
+    def graph(self) -> Graph:
+        """What was executed."""
+        ...
 
     @property
-    def items(self) -> bool: ...
+    def items(self) -> bool:
+        """Whether a Python number was read out of a tensor that an input reached."""
+        ...
 
 
 class Model(Protocol):

@@ -132,11 +132,7 @@ def declared_by(model: object) -> Declared | None:
     """
     parts = list(_parts(model))
     configs = [config for _, part in parts if (config := _attribute(part, "config")) is not ABSENT]
-    owners = [
-        (path, part)
-        for path, part in parts
-        if isinstance(_attribute(part, KEYS), Mapping | list | tuple | set)
-    ]
+    owners = [(path, part) for path, part in parts if isinstance(_attribute(part, KEYS), Mapping | list | tuple | set)]
     if not configs and not owners:
         return None
     root = configs[0] if configs else {}
@@ -239,9 +235,7 @@ def _adapter(peft_config: object) -> bool | None:
     if not peft_config:
         return None
     adapters = [peft_config, *fields(peft_config).values()]
-    wishes = [
-        bool(w) for a in adapters if (w := read(a, "ensure_weight_tying")) is not ABSENT and w is not None
-    ]
+    wishes = [bool(w) for a in adapters if (w := read(a, "ensure_weight_tying")) is not ABSENT and w is not None]
     return any(wishes) if wishes else None
 
 

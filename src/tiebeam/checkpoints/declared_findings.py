@@ -35,14 +35,15 @@ def declared_findings(
         targets = ", ".join(t for t, _ in declared.keys)
         yield Finding(
             "tied-keys-list", "warning", "",
-            f"{declared.owner or 'the class'} declares its tied keys as a list ({targets}); a list names no source, and "
-            "current loaders refuse it",
+            f"{declared.owner or 'the class'} declares its tied keys as a list ({targets}); a list names no source, "
+            "and current loaders refuse it",
             hint="declare a mapping {target: source}",
         )  # fmt: skip
     if declared.adapter_wants_tie and not tied:
         yield Finding(
             "adapter-wants-tie", "warning", "",
-            "the adapter was asked to keep lookup and readout tied, and this model has two tables: nothing is kept tied",
+            "the adapter was asked to keep lookup and readout tied, and this model has two tables: "
+            "nothing is kept tied",
             hint="tie the base model first, or do not ask for it",
         )  # fmt: skip
     yield from _padding(declared, tables)
@@ -54,8 +55,8 @@ def _flag(declared: Declared, tied: list[Table], place: str) -> Iterator[Finding
         live = "tied" if tied else "not tied"
         yield Finding(
             "flag-missing", "warning", tied[0].name if tied else "",
-            f"{declared.owner or 'the class'} declares a tie and {place} is absent, which means True to some versions and "
-            f"False to others; these tensors are {live}",
+            f"{declared.owner or 'the class'} declares a tie and {place} is absent, which means True to some versions "
+            f"and False to others; these tensors are {live}",
             fix=f"model.{place} = {bool(tied)}",
             hint=f"write {FLAG} into the config",
         )  # fmt: skip
@@ -85,33 +86,23 @@ def _scopes(declared: Declared, place: str) -> Iterator[Finding]:
 
 def _padding(declared: Declared, tables: Sequence[Table]) -> Iterator[Finding]:
     for t in tables:
-        if (
-            declared.vocab is not None
-            and t.readouts
-            and 0 < t.vocab - declared.vocab <= max(1024, t.vocab // 10)
-        ):
+        if declared.vocab is not None and t.readouts and 0 < t.vocab - declared.vocab <= max(1024, t.vocab // 10):
             yield Finding(
                 "padded-vocabulary", "info", t.name,
-                f"the table has {t.vocab:,} rows for {declared.vocab:,} tokens: the rows beyond take part in the softmax and "
-                "can be sampled unless they are masked",
+                f"the table has {t.vocab:,} rows for {declared.vocab:,} tokens: the rows beyond take part in "
+                "the softmax and can be sampled unless they are masked",
             )  # fmt: skip
 
 
-def _undeclared(
-    declared: Declared, tied: list[Table], shared: Sequence[tuple[str, ...]]
-) -> Iterator[Finding]:
+def _undeclared(declared: Declared, tied: list[Table], shared: Sequence[tuple[str, ...]]) -> Iterator[Finding]:
     known = {n for t in tied for n in t.names}
     for group in shared:
         owner = group[0]
-        rest = [
-            n
-            for n in group[1:]
-            if not declared.names(n, owner) and not any(declared.names(n, g) for g in group)
-        ]
+        rest = [n for n in group[1:] if not declared.names(n, owner) and not any(declared.names(n, g) for g in group)]
         if rest and not known.intersection(group):
             yield Finding(
                 "undeclared-sharing", "warning", owner,
-                f"{', '.join(group)} are one parameter, and {declared.owner or 'the class'} does not declare it: saving "
-                "refuses, or stores it twice",
+                f"{', '.join(group)} are one parameter, and {declared.owner or 'the class'} does not declare it: "
+                "saving refuses, or stores it twice",
                 hint="declare it in the class's tied keys, or clone the parameter",
             )  # fmt: skip

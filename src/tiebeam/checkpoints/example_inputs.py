@@ -103,9 +103,7 @@ def from_signature(forward: Callable[..., Any], *, vocab: int, length: int = LEN
     return tuple(array for array in made.values() if array is not None)
 
 
-def token_ids(
-    vocab: int, *, length: int = LENGTH, avoid: frozenset[int] = frozenset(), seed: int = 0
-) -> Array:
+def token_ids(vocab: int, *, length: int = LENGTH, avoid: frozenset[int] = frozenset(), seed: int = 0) -> Array:
     """Token ids of shape (1, length), int64, in [0, vocab), distinct where the vocabulary allows.
 
     Args:
@@ -122,9 +120,7 @@ def token_ids(
         [2, 3, 4, 5, 6, 7, 8, 9]
     """
     if vocab < 1 or length < 1:
-        raise InputError(
-            "no token ids can be drawn", got=f"vocab {vocab}, length {length}", expected="both at least 1"
-        )
+        raise InputError("no token ids can be drawn", got=f"vocab {vocab}, length {length}", expected="both at least 1")
     rng = np.random.default_rng(seed)
     inside = {i for i in avoid if 0 <= i < vocab}
     wanted = min(vocab, length + len(inside))
@@ -193,9 +189,7 @@ def _vocabularies(config: object) -> tuple[int | None, int | None]:
     sizes = (_integer(s, *_VOCAB) for s in scopes)
     first = next((size for size in sizes if size is not None), None)
     source = _integer(inner.get("encoder"), "vocab_size")
-    target = _integer(config, "decoder_vocab_size", "tgt_vocab_size") or _integer(
-        inner.get("decoder"), "vocab_size"
-    )
+    target = _integer(config, "decoder_vocab_size", "tgt_vocab_size") or _integer(inner.get("decoder"), "vocab_size")
     return first if source is None else source, target or first
 
 
@@ -240,9 +234,7 @@ def _pixels(config: object) -> Array | None:
     """An image (1, channels, height, width) of the size that the vision scope names."""
     for _, scope in walk(config) if config is not None else ():
         size = read(scope, "image_size")
-        sides = (
-            [size, size] if isinstance(size, int) else list(size) if isinstance(size, list | tuple) else []
-        )
+        sides = [size, size] if isinstance(size, int) else list(size) if isinstance(size, list | tuple) else []
         if len(sides) == 2 and all(isinstance(s, int) and s > 0 for s in sides):
             channels = _integer(scope, "num_channels", "in_channels", "in_chans") or 3
             return np.random.default_rng(0).standard_normal((1, channels, *sides), dtype=np.float32)

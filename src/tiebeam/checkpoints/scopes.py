@@ -101,9 +101,7 @@ def walk(config: object) -> Iterator[tuple[str, object]]:
             seen.add(id(scope))
             yield path, scope
             below += [
-                (f"{path}.{name}" if path else name, value)
-                for name, value in fields(scope).items()
-                if _is_scope(value)
+                (f"{path}.{name}" if path else name, value) for name, value in fields(scope).items() if _is_scope(value)
             ]
         level = below
 

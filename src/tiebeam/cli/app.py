@@ -40,8 +40,7 @@ class Mode(StrEnum):
 
 
 _TARGET = (
-    "module:callable, a folder or file with a Hugging Face config.json, a model type such as gpt2, "
-    "or hf:org/name."
+    "module:callable, a folder or file with a Hugging Face config.json, a model type such as gpt2, or hf:org/name."
 )
 
 TargetArg = Annotated[str, typer.Argument(metavar="TARGET", help=_TARGET, show_default=False)]
@@ -111,16 +110,12 @@ def inspect_command(
 def init_command(
     target: TargetArg,
     *,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder for model.safetensors and config.json.")
-    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for model.safetensors and config.json.")],
     mode: Annotated[
         Mode, typer.Option("--mode", help="From the structure alone, measured, or whichever serves.")
     ] = Mode.auto,
     seed: SeedOpt = 0,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace files in a folder that is not empty.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace files in a folder that is not empty.")] = False,
     debug: DebugOpt = False,
 ) -> None:
     """Initialise a model's vocabulary tables so that its logits start at unit variance, and save it.
@@ -138,9 +133,7 @@ def init_command(
             found = _resolve(target, meta=False, seed=seed)
             report = tiebeam.initialize(found.model, found.inputs, mode=mode.value, seed=seed)
             if not report.init:
-                raise TargetError(
-                    f"'{target}' has no vocabulary table to initialise", expected="a language model"
-                )
+                raise TargetError(f"'{target}' has no vocabulary table to initialise", expected="a language model")
             if found.weights == "file":
                 tables = ", ".join(i.name for i in report.init)
                 note(f"note: the weights of {tables} in the file are replaced by new draws")
@@ -154,9 +147,9 @@ def demo_command(
     *,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Training steps of each model.")] = None,
     vocab: Annotated[int | None, typer.Option("--vocab", min=64, help="Tokens of the vocabulary.")] = None,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="FILE.html", help="Where the HTML report goes.")
-    ] = Path("tiebeam-demo.html"),
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="Where the HTML report goes.")] = Path(
+        "tiebeam-demo.html"
+    ),
     seed: SeedOpt = 0,
     debug: DebugOpt = False,
 ) -> None:

@@ -23,9 +23,7 @@ MISTAKE, MENDED = "as built", "after tiebeam.initialize"
 _WRITES = 160  # characters of a sample on the terminal
 
 
-def show_demo(
-    out: Path, *, console: Console | None = None, steps: int | None = None, **sizes: Any
-) -> "DemoResult":
+def show_demo(out: Path, *, console: Console | None = None, steps: int | None = None, **sizes: Any) -> "DemoResult":
     """Run the demo, show its progress, and write its page.
 
     Args:
@@ -111,9 +109,7 @@ def rows(result: "DemoResult") -> list[tuple[str, str, str]]:
 
 def closing_table(result: "DemoResult") -> Table:
     """The table that the demo ends with."""
-    table = Table(
-        "", MISTAKE, MENDED, title=f"ln V = {result.log_vocab:.2f} nats for {result.vocab:,} tokens"
-    )
+    table = Table("", MISTAKE, MENDED, title=f"ln V = {result.log_vocab:.2f} nats for {result.vocab:,} tokens")
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows(result):

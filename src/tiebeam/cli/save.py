@@ -29,9 +29,7 @@ def check_out(out: Path, *, force: bool) -> None:
         TargetError: `out` is a file, its parent is missing, or it holds something and not `force`.
     """
     if out.exists() and not out.is_dir():
-        raise TargetError(
-            f"'{out}' cannot be the output folder", got="a file", expected="a folder, or nothing"
-        )
+        raise TargetError(f"'{out}' cannot be the output folder", got="a file", expected="a folder, or nothing")
     if not out.resolve().parent.is_dir():
         missing = out.resolve().parent
         raise TargetError(f"'{out}' cannot be made", got=f"no folder '{missing}'", expected="its parent")
@@ -165,11 +163,7 @@ def _undeclared_aliases(model: Any) -> frozenset[str]:
 def _config(model: Any, report: "Report") -> dict[str, Any]:
     """What a module without a Hugging Face config can say of itself."""
     own = getattr(model, "config", None)
-    held = (
-        dataclasses.asdict(own)
-        if dataclasses.is_dataclass(own) and not isinstance(own, type)
-        else fields(own)
-    )
+    held = dataclasses.asdict(own) if dataclasses.is_dataclass(own) and not isinstance(own, type) else fields(own)
     import tiebeam
 
     return {

@@ -186,9 +186,7 @@ def _explained(error: BaseException, target: str) -> str:
         if isinstance(keys, list) and keys and "list" in str(error):
             name = type(frame.f_locals["self"]).__name__
             pairs = ", ".join(f"{k!r}: '<input embedding>.weight'" for k in keys)
-            return (
-                f"transformers 5 takes a mapping, target to source: {name}._tied_weights_keys = {{{pairs}}}"
-            )
+            return f"transformers 5 takes a mapping, target to source: {name}._tied_weights_keys = {{{pairs}}}"
     return ""
 
 

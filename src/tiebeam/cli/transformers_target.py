@@ -61,9 +61,7 @@ def from_hub(name: str, *, meta: bool, seed: int) -> Target:
             hint="check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or name a folder with its config.json",
         ) from e
     except errors.HFValidationError as e:
-        raise TargetError(
-            f"'hf:{name}' names no repository", got=_first_line(e), expected="hf:org/name"
-        ) from e
+        raise TargetError(f"'hf:{name}' names no repository", got=_first_line(e), expected="hf:org/name") from e
     except (errors.HfHubHTTPError, OSError) as e:
         raise TargetError(
             f"the config of 'hf:{name}' cannot be fetched",
@@ -113,9 +111,7 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as e:
         raise TargetError(f"'{file}' cannot be read as JSON", got=_first_line(e)) from e
     if not isinstance(config, dict):
-        raise TargetError(
-            f"'{file}' is no config", got=f"a JSON {type(config).__name__}", expected="an object"
-        )
+        raise TargetError(f"'{file}' is no config", got=f"a JSON {type(config).__name__}", expected="an object")
     return config
 
 

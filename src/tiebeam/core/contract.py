@@ -12,7 +12,11 @@ def contracted(graph: Graph) -> Graph:
     a reduction of one signal, such as a norm's.
     """
     nodes = [_product(graph, n) or n for n in graph.nodes]
-    return replace(graph, nodes=tuple(nodes)) if any(a is not b for a, b in zip(nodes, graph.nodes, strict=True)) else graph
+    return (
+        replace(graph, nodes=tuple(nodes))
+        if any(a is not b for a, b in zip(nodes, graph.nodes, strict=True))
+        else graph
+    )
 
 
 def _product(graph: Graph, node: Node) -> Node | None:

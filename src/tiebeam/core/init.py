@@ -91,9 +91,7 @@ def _structural(t: Table) -> tuple[float, bool] | None:
         return None
     rms = t.hidden_rms
     unit = rms is None or not math.isfinite(rms) or abs(rms - 1) <= UNIT
-    return moments.target_std_readout(
-        t.readout_factor, 1.0, t.width
-    ), unit and rms is not None and math.isfinite(rms)
+    return moments.target_std_readout(t.readout_factor, 1.0, t.width), unit and rms is not None and math.isfinite(rms)
 
 
 def _start(t: Table, known: tuple[float, bool] | None) -> float:

@@ -32,11 +32,7 @@ def degree(graph: Graph, node: Node, known: dict[int, float | None]) -> float | 
         case Op.LAYOUT | Op.CAST | Op.DROPOUT | Op.GATHER:
             return known.get(node.inputs[0])
         case Op.CONCAT | Op.MASK | Op.UPDATE:
-            return (
-                ds[0]
-                if len(set(ds)) == 1 and len(moving) == len(node.inputs) - (node.op is Op.MASK)
-                else None
-            )
+            return ds[0] if len(set(ds)) == 1 and len(moving) == len(node.inputs) - (node.op is Op.MASK) else None
         case Op.MUL:
             return sum(ds)
         case Op.DIV:
@@ -201,19 +197,16 @@ def every_use_normalizes(graph: Graph, value: int, lookup: str = "") -> bool:
             (an indexed module that the lookup is no part of) is that block's own, not the embedding's.
     """
     known: dict[int, float | None] = {value: 1.0}
-    queue = list(graph.consumers[value])
-    heapq.heapify(queue)
+    queue = sorted(graph.consumers[value])
     if value in graph.returned or not queue:
         return False
     seen: set[int] = set()
     while queue:
         index = heapq.heappop(queue)
-        if index in seen:
+        node = graph.nodes[index]
+        if index in seen or _dead(graph, node):
             continue
         seen.add(index)
-        node = graph.nodes[index]
-        if _dead(graph, node):
-            continue
         d = None if node.op is Op.DOT else degree(graph, node, known)
         if d is None:
             return False

@@ -72,7 +72,7 @@ def scalar(graph: Graph, flags: list[int], value: int) -> Factor | None:
 
 
 def _leaf_of(graph: Graph, value: int) -> str:
-    """ " in 'name'" for the leaf that a scalar was computed from."""
+    """Names the leaf that a scalar was computed from, or nothing."""
     stack, seen = [value], set()
     while stack:
         v = stack.pop()

@@ -41,7 +41,12 @@ def _integers(graph: Graph, node: Node, read: list[int]) -> int:
     out = graph.values[node.output]
     if not out.integral and node.op not in _MOVES:
         # Arithmetic on a mask with numbers leaves it a mask; with weights or positions it is a float signal.
-        plain = all(f & INPUT or not f & LEAF for f in read) and node.op in (Op.MUL, Op.SUB, Op.ADD, Op.REDUCE)
+        plain = all(f & INPUT or not f & LEAF for f in read) and node.op in (
+            Op.MUL,
+            Op.SUB,
+            Op.ADD,
+            Op.REDUCE,
+        )
         return INTS if plain else 0
     keeps = node.op in _MOVES or (node.op in _ARITHMETIC and out.integral)
     if keeps and out.dtype != "bool" and any(f & IDS for f in reached):

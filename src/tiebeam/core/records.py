@@ -59,8 +59,7 @@ def _lookup(graph: Graph, flags: list[int], read: Read, alive: list[bool]) -> Us
         where=read.node.where,
         kind="gather" if read.node.op is Op.GATHER else "product",
         factor=factor.value,
-        norm_after=bool(walk.ends)
-        and all(every_use_normalizes(graph, v, read.node.where) for v, _ in walk.ends),
+        norm_after=bool(walk.ends) and all(every_use_normalizes(graph, v, read.node.where) for v, _ in walk.ends),
         gradient=_gradient(read, alive),
         rms=rms,
         reparametrized=read.source.altered,
@@ -188,17 +187,12 @@ def confirm(uses: list[Use], again: list[Use]) -> list[Use]:
     other: dict[tuple[str, str, str, int], list[float | None]] = {}
     for use in again:
         other.setdefault(use.site, []).append(use.fact.factor)
-    return [
-        u if not u.literal or u.fact.factor is None else _confirmed(u, other.get(u.site, [])) for u in uses
-    ]
+    return [u if not u.literal or u.fact.factor is None else _confirmed(u, other.get(u.site, [])) for u in uses]
 
 
 def _confirmed(use: Use, seen: list[float | None]) -> Use:
     mine = use.fact.factor
-    if (
-        any(f is not None and mine is not None and math.isclose(f, mine, rel_tol=1e-6) for f in seen)
-        or not seen
-    ):
+    if any(f is not None and mine is not None and math.isclose(f, mine, rel_tol=1e-6) for f in seen) or not seen:
         return use
     values = ", ".join("unknown" if f is None else f"{f:.6g}" for f in seen)
     reason = f"it comes from the inputs: {mine:.6g} in one pass, {values} in a pass of another length"

@@ -90,9 +90,7 @@ class Report:
         if bad:
             raise UnhealthyTie(
                 f"{self.model} has {len(bad)} finding(s) that need mending",
-                got="\n       ".join(
-                    f"[{f.severity}] {f.code} at {f.where or 'the model'}: {f.message}" for f in bad
-                ),
+                got="\n       ".join(f"[{f.severity}] {f.code} at {f.where or 'the model'}: {f.message}" for f in bad),
                 expected="no error and no warning",
                 hint="\n      ".join(f.fix or f.hint for f in bad if f.fix or f.hint),
             )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tiebeam.core.provenance import IDS, INPUT, INTS
 from tiebeam.core.source import Source, source_of
-from tiebeam.ir import Graph, Node, Op
+from tiebeam.ir import Graph, Node, Op, Origin
 
 SMALL_SHARE = 0.25  # a lookup table below a quarter of the largest, in rows or width, is no vocabulary
 
@@ -39,9 +39,7 @@ class Read:
 
     @property
     def width(self) -> int:
-        return next(
-            n for i, n in enumerate(self.source.shape) if i != self.vocab_axis and (n != 1 or self._flat)
-        )
+        return next(n for i, n in enumerate(self.source.shape) if i != self.vocab_axis and (n != 1 or self._flat))
 
     @property
     def _flat(self) -> bool:
@@ -103,11 +101,13 @@ def _lookup(graph: Graph, flags: list[int], node: Node) -> Read | None:
     if node.op is Op.DOT:
         for i in (0, 1):
             counts = node.inputs[1 - i]
-            if not flags[counts] & INTS or graph.values[counts].origin.name == "INPUT":
+            if not flags[counts] & INTS or graph.values[counts].origin is Origin.INPUT:
                 continue
             source = source_of(graph, flags, node, i)
-            summed = source and _contracted(node, i, source)
-            if source is not None and summed is not None:
+            if source is None:
+                continue
+            summed = _contracted(node, i, source)
+            if summed is not None:
                 return Read(node, source, summed, counts)
     return None
 
@@ -165,24 +165,28 @@ def _carried(graph: Graph, flags: list[int], node: Node, v: int, a: int) -> Iter
     for i, x in enumerate(node.inputs):
         if x != v:
             continue
-        if node.op is Op.LOSS:
-            if i == 0 and a in (node.axis, -1):
-                yield None
-            continue
-        if node.op is Op.GATHER and i == 0 and a == node.axis and a >= 0:
-            # One entry of each row picked by a label: what a cross entropy does by hand.
-            if flags[node.inputs[1]] & IDS:
-                yield None
-            continue
         axes = node.axes[i]
-        if axes is None or node.op is Op.NORMALIZE:
+        if i == 0 and _meets_loss(flags, node, a):
+            yield None
+        elif axes is None or node.op is Op.NORMALIZE or (node.op is Op.GATHER and i == 0 and a == node.axis):
             continue
-        if a in axes and a >= 0:
+        elif a >= 0 and a in axes:
             yield axes.index(a)
-        elif node.op is Op.LAYOUT or a < 0:
-            size = graph.values[v].size
-            if node.op is not Op.DOT and node.op is not Op.REDUCE and graph.values[node.output].size >= size:
-                yield -1
+        elif _smeared(graph, node, v, a):
+            yield -1
+
+
+def _smeared(graph: Graph, node: Node, v: int, a: int) -> bool:
+    """Whether the axis is cut or merged, with all its elements still there."""
+    keeps = node.op is Op.LAYOUT or (a < 0 and node.op not in (Op.DOT, Op.REDUCE))
+    return keeps and graph.values[node.output].size >= graph.values[v].size
+
+
+def _meets_loss(flags: list[int], node: Node, a: int) -> bool:
+    """Whether one entry of each row is picked by a label along the axis, as a cross entropy does."""
+    if node.op is Op.LOSS:
+        return a in (node.axis, -1)
+    return node.op is Op.GATHER and a == node.axis and a >= 0 and bool(flags[node.inputs[1]] & IDS)
 
 
 def _last(graph: Graph, reads: list[Read]) -> list[Read]:

@@ -57,9 +57,7 @@ def _back(graph: Graph, flags: list[int], step: _Step, depth: int) -> Source | N
         node = graph.producer(step.value)
         if node is None or sum(a >= 0 for a in step.axes) < 2:
             return None
-        choices = [
-            s for i in range(len(node.inputs)) if (s := _through(graph, flags, node, i, step)) is not None
-        ]
+        choices = [s for i in range(len(node.inputs)) if (s := _through(graph, flags, node, i, step)) is not None]
         if not choices:
             return None
         if len(choices) > 1:
@@ -111,9 +109,7 @@ def _scaled(graph: Graph, flags: list[int], node: Node, i: int, back: _Step) -> 
         if graph.values[other].size > graph.values[node.inputs[i]].size:
             return None
         vector = Factor(None, f"the table is multiplied by a tensor of shape {graph.values[other].shape}")
-        return replace(
-            back, factor=back.factor.times(vector), altered=back.altered or f"{node.label} by a tensor"
-        )
+        return replace(back, factor=back.factor.times(vector), altered=back.altered or f"{node.label} by a tensor")
     if node.op is Op.DIV:
         if i == 1:
             return None

@@ -81,9 +81,7 @@ def _table(group: Group, weights: Weights, repeats: float | None) -> Table:
     )
 
 
-def _agreed(
-    role: str, factors: list[float | None], reasons: list[tuple[str, ...]], notes: list[str]
-) -> float | None:
+def _agreed(role: str, factors: list[float | None], reasons: list[tuple[str, ...]], notes: list[str]) -> float | None:
     """The factor that all records of a role share; otherwise None, with the reason in `notes`."""
     if not factors:
         return None

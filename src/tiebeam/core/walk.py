@@ -160,9 +160,7 @@ class Forward:
             if is_mask(self.graph, self.flags, other):
                 return state
             kind = "depends on the inputs" if self.flags[other] & INPUT else "is no scalar"
-            by = Factor(
-                None, f"the multiplication by a tensor of shape {self.graph.values[other].shape} {kind}"
-            )
+            by = Factor(None, f"the multiplication by a tensor of shape {self.graph.values[other].shape} {kind}")
         elif self.flags[other] & INPUT and self.depends(other):
             return None
         if node.op is Op.DIV:
@@ -250,7 +248,7 @@ class Forward:
     def depends(self, value: int) -> bool:
         """Whether `value` was computed from `start`."""
         low = self.graph.values[self.start].producer
-        stack, path = [value], []
+        stack, path = [value], list[int]()
         while stack:
             v = stack.pop()
             if self._depends.get(v):
@@ -301,9 +299,7 @@ def backward(graph: Graph, flags: list[int], value: int, *, normalized: bool) ->
                 v = node.inputs[i]
                 continue
             if by is None and other not in moving and not normalized:
-                by = Factor(
-                    None, f"the hidden state is multiplied by a tensor of shape {graph.values[other].shape}"
-                )
+                by = Factor(None, f"the hidden state is multiplied by a tensor of shape {graph.values[other].shape}")
             if by is None or graph.values[node.inputs[i]].size < graph.values[node.output].size:
                 break
             if by.value is None and flags[other] & INPUT and _same_origin(graph, node.inputs[i], other):

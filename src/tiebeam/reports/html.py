@@ -90,9 +90,7 @@ def rows_table(rows: tuple[Row, ...]) -> Markup:
 
 
 def _finding(finding: FindingPart) -> Markup:
-    return _panel(
-        element("h3", *finding_head(finding)), *finding_body(finding), style=f"finding {finding.severity}"
-    )
+    return _panel(element("h3", *finding_head(finding)), *finding_body(finding), style=f"finding {finding.severity}")
 
 
 def finding_head(finding: FindingPart) -> tuple[Markup, ...]:
@@ -123,9 +121,7 @@ def _extra(heading: str, content: str | Sequence[Sequence[str]]) -> Markup:
 
 
 def _cells(row: Sequence[str]) -> Markup:
-    return element(
-        "tr", element("th", row[0], scope="row"), *(element("td", c, class_="kept") for c in row[1:])
-    )
+    return element("tr", element("th", row[0], scope="row"), *(element("td", c, class_="kept") for c in row[1:]))
 
 
 def _log_vocab(report: Report) -> float | None:

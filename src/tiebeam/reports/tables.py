@@ -81,9 +81,7 @@ def _lookup_facts(record: Lookup) -> list[str]:
 def _readout_facts(record: Readout) -> list[str]:
     facts = ["norm"] if record.normalized else []
     facts += [*_measured("hidden rms", record.hidden_rms), f"factor {known(record.factor)}"]
-    facts += [f"bias {visible(b)}" for b in record.bias] + [
-        f"low-rank product {visible(d)}" for d in record.delta
-    ]
+    facts += [f"bias {visible(b)}" for b in record.bias] + [f"low-rank product {visible(d)}" for d in record.delta]
     facts += [*_measured("soft cap", record.soft_cap), *_measured("kappa", record.kappa)]
     return [*facts, *_measured("measured logit std", record.logit_std)]
 

@@ -24,9 +24,7 @@ def render(report: Report) -> str:
     return to_text(report, color=False)
 
 
-def to_text(
-    report: Report, *, width: int | None = None, color: bool | None = None, encoding: str | None = None
-) -> str:
+def to_text(report: Report, *, width: int | None = None, color: bool | None = None, encoding: str | None = None) -> str:
     """Lay a report out for a terminal or a pipe.
 
     Args:

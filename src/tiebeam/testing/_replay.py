@@ -129,9 +129,7 @@ def run(
     pad = _Pad(moved, record, swap or {}, shadow_calls)
 
     class Recorder(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
+        def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return pad.write(func, args, kwargs or {})
 
     with torch.no_grad(), _one_draw(), Recorder():
@@ -176,9 +174,7 @@ class _Pad:
         self.calls.append(Call(index, name, func, old_args, old_kwargs, ids, out_ids, results, at, unit))
         return out
 
-    def _call(
-        self, func: Any, args: Any, kwargs: Any, given: Sequence["torch.Tensor"], ids: Any = None
-    ) -> Any:
+    def _call(self, func: Any, args: Any, kwargs: Any, given: Sequence["torch.Tensor"], ids: Any = None) -> Any:
         """The call on the moved table."""
         names = ids or [id(t) for t in given]
         new = iter([self.moved.get(n, t) for n, t in zip(names, given, strict=True)])

@@ -150,22 +150,16 @@ class _Probe:
         def move(t: torch.Tensor) -> torch.Tensor:
             return t + torch.randn(t.shape, generator=noise).to(t) * t.float().std().to(t)
 
-        after = run(
-            self.model, self.inputs, self.tables, shadow=move, shadow_calls=frozenset(c.index for c in calls)
-        )
+        after = run(self.model, self.inputs, self.tables, shadow=move, shadow_calls=frozenset(c.index for c in calls))
         pairs = [(a, b) for a, b in zip(self.base, after, strict=False) if a.index > calls[0].index]
         pairs += [(a, b) for a, b in zip(self.base, after, strict=False) if a.index == calls[-1].index]
         return any(
-            x.shape != y.shape or not torch.equal(x, y)
-            for a, b in pairs
-            for x, y in zip(a.outs, b.outs, strict=False)
+            x.shape != y.shape or not torch.equal(x, y) for a, b in pairs for x, y in zip(a.outs, b.outs, strict=False)
         )
 
     # -- forwards: known numbers in, look at what they became --
 
-    def _forward_walk(
-        self, call: Call, start: Callable[["torch.Tensor"], "torch.Tensor"], bounded: bool
-    ) -> _Walk:
+    def _forward_walk(self, call: Call, start: Callable[["torch.Tensor"], "torch.Tensor"], bounded: bool) -> _Walk:
         import torch
 
         grid = torch.randint(1, 9, call.outs[0].shape, generator=torch.Generator().manual_seed(1))
@@ -215,9 +209,7 @@ class _Probe:
         if walk.factor is None or own is None:
             return _Walk(None, walk.cap, walk.end)
         given = list(tensors_in((call.args, call.kwargs)))
-        hidden = max(
-            (i for i in range(len(given)) if i not in call.table_args), key=lambda i: given[i].numel()
-        )
+        hidden = max((i for i in range(len(given)) if i not in call.table_args), key=lambda i: given[i].numel())
         hidden = next(
             (i for i in range(len(given)) if i not in call.table_args and self._source(call, i) is not None),
             hidden,
@@ -288,8 +280,7 @@ class _Probe:
 
         def scaled(to: float) -> list[Call]:
             swap = {
-                w.stream: lambda t: t * (to / t.double().square().mean().sqrt().clamp_min(1e-30)).to(t)
-                for w in looks
+                w.stream: lambda t: t * (to / t.double().square().mean().sqrt().clamp_min(1e-30)).to(t) for w in looks
             }
             return run(self.model, self.inputs, self.tables, swap=swap)
 
@@ -323,19 +314,13 @@ def _response(outs: list["torch.Tensor"]) -> "str | tuple[float, float | None]":
     live = one.abs() > 1e-5 * float(grid.abs().max())
     slope = _constant(one[live]) if bool(live.any()) else None
     if slope is None:
-        linear = bool(live.any()) and bool(
-            torch.allclose((grid / one)[live], (grid / one)[live].round(), atol=1e-2)
-        )
+        linear = bool(live.any()) and bool(torch.allclose((grid / one)[live], (grid / one)[live].round(), atol=1e-2))
         return "vector" if linear else "end"
     steps = grid[live] / slope
     straight = not huge or bool(
         torch.allclose((huge[0] - zero)[live] / (slope * HUGE), torch.ones(()).double(), atol=0.05)
     )
-    if (
-        straight
-        and bool(torch.allclose(steps, steps.round(), atol=TOLERANCE * 8))
-        and float(steps.max()) > 1.5
-    ):
+    if straight and bool(torch.allclose(steps, steps.round(), atol=TOLERANCE * 8)) and float(steps.max()) > 1.5:
         return slope, None
     cap = _constant((huge[0] - zero)[live]) if huge else None
     if cap is None or abs(slope) >= abs(cap):
@@ -355,9 +340,7 @@ def _multiplied_by(call: Call, given: list["torch.Tensor"], position: int) -> fl
     found: list[float] = []
     for shaken in (False, True):
         rest = [
-            t + torch.rand(t.shape, generator=noise).to(t)
-            if shaken and t.is_floating_point() and t.numel() > 1
-            else t
+            t + torch.rand(t.shape, generator=noise).to(t) if shaken and t.is_floating_point() and t.numel() > 1 else t
             for t in given
         ]
 
@@ -366,11 +349,7 @@ def _multiplied_by(call: Call, given: list["torch.Tensor"], position: int) -> fl
 
         zero = moved(0.0)
         slope = _constant(moved(1.0) - zero)
-        if (
-            slope is None
-            or slope == 0.0
-            or (zero.numel() * 2 < given[position].numel() and call.name != "__getitem__")
-        ):
+        if slope is None or slope == 0.0 or (zero.numel() * 2 < given[position].numel() and call.name != "__getitem__"):
             return None
         steps = (moved(grid) - zero) / slope
         if not torch.allclose(steps, steps.round(), atol=1e-2):

@@ -58,9 +58,7 @@ SCHEMES: dict[str, Scheme] = {
         Scheme("C", "tied, std 1/sqrt(width), lookup * sqrt(width): Transformer, Gemma", INVERSE_ROOT, ROOT),
         Scheme("D", "tied, std 1, logits / sqrt(width): PaLM, T5", ONE, ONE, INVERSE_ROOT),
         Scheme("D'", "as D, the table's rate * sqrt(width)", ONE, ONE, INVERSE_ROOT, table_rate=ROOT),
-        Scheme(
-            "E", "untied, lookup std 1, readout std 1/sqrt(width)", ONE, tie=False, readout_std=INVERSE_ROOT
-        ),
+        Scheme("E", "untied, lookup std 1, readout std 1/sqrt(width)", ONE, tie=False, readout_std=INVERSE_ROOT),
         Scheme("F", "tied, std 1/sqrt(width), no factor", INVERSE_ROOT),
     )
 }

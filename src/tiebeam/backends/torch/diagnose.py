@@ -9,7 +9,7 @@ from tiebeam.errors import ShapeError
 
 
 def unfit_modules(model: nn.Module) -> Iterator[ShapeError]:
-    """Linear layers and embeddings whose weight or bias cannot serve them, as an edit after building leaves them."""
+    """Linear layers whose weight or bias no longer serves them, as an edit after building leaves them."""
     owners: dict[int, str] = {}
     for path, module in model.named_modules():
         weight = module._parameters.get("weight")
@@ -24,13 +24,12 @@ def unfit_modules(model: nn.Module) -> Iterator[ShapeError]:
                 f"{name!r} is {owner!r} and does not fit the layer that reads it",
                 got=f"shape {tuple(weight.shape)}",
                 expected=f"(vocab, width) = ({weight.shape[0]}, {module.in_features})",
-                hint=f"put a projection {module.in_features} -> {weight.shape[1]} before it, or use a table of width "
-                f"{module.in_features}",
+                hint=f"project {module.in_features} -> {weight.shape[1]} before it, or use a table of that width",
             )
-        elif module.bias is not None and module.bias.shape[0] != weight.shape[0]:
+        elif (bias := module._parameters.get("bias")) is not None and bias.shape[0] != weight.shape[0]:
             yield ShapeError(
                 f"the bias beside {name!r} was left behind when the table changed",
-                got=f"{module.bias.shape[0]} entries",
+                got=f"{bias.shape[0]} entries",
                 expected=f"{weight.shape[0]}, one for each row of {owner!r}",
                 hint=f"slice or pad {path + '.' if path else ''}bias with the same rows, and every alias of it",
             )

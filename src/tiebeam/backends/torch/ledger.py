@@ -22,7 +22,7 @@ Geometry = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 def geometry(t: torch.Tensor) -> Geometry:
     """Offset, shape, strides and dtype."""
-    return t.storage_offset(), t.shape, t.stride(), t.dtype
+    return int(t.storage_offset()), t.shape, t.stride(), t.dtype
 
 
 def span(g: Geometry) -> tuple[int, int]:
@@ -118,15 +118,15 @@ class Ledger:
         """Id of the value that `t` holds now."""
         held = self.objects.get(id(t))
         if held is not None:
-            value, storage, version = held
-            if storage.version == version:
+            value, home, version = held
+            if home.version == version:
                 return value
         storage = self.storage(t)
         if storage is None:
             return self._loose(t)
         g = geometry(t)
         known = storage.current.get(g)
-        if known is not None and self.drafts[known].leaf is None:
+        if known is not None and type(t) is torch.Tensor and self.drafts[known].leaf is None:
             return known  # an activation: by far the most common
         if held is None and isinstance(t, torch.nn.Parameter):
             names = self.names.of(t) or self.names.look_again(t)
@@ -147,7 +147,12 @@ class Ledger:
         return (None, (0, t.shape, (), t.dtype)) if storage is None else (storage, geometry(t))
 
     def output(
-        self, t: torch.Tensor, place: tuple[Storage | None, Geometry], origin: Origin, varying: bool, **facts: Any
+        self,
+        t: torch.Tensor,
+        place: tuple[Storage | None, Geometry],
+        origin: Origin,
+        varying: bool,
+        **facts: Any,
     ) -> int:
         """A new value for what an operation (or the caller) made."""
         storage, g = place
@@ -203,15 +208,13 @@ class Ledger:
 
         now = next((v for other, v in storage.current.items() if covers(other)), None)
         if now is not None:
-            sources, kind = (now,), "view"
+            sources = [now]
         else:
-            old = storage.before.get(g)
-            if old is None:
-                old = next((v for other, v in storage.before.items() if covers(other)), None)
-            sources = (*(() if old is None else (old,)), *tuple(storage.current.values())[-1:])
-            kind = "update" if old is not None and len(sources) == 2 else "view"
+            old = storage.before.get(g, next((v for other, v in storage.before.items() if covers(other)), None))
+            sources = [v for v in (old, *list(storage.current.values())[-1:]) if v is not None]
+        kind = "update" if len(sources) == 2 else "view"
         varying = any(self.drafts[v].varying for v in sources)
         value = self.add(g, Origin.NODE, varying=varying)
-        self.implied.append(Implied(kind, sources, value))
+        self.implied.append(Implied(kind, tuple(sources), value))
         storage.current[g] = value
         return value

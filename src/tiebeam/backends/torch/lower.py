@@ -8,7 +8,7 @@ import torch
 
 from tiebeam.backends.torch.ledger import Draft, Implied, Ledger
 from tiebeam.backends.torch.record import Record, Ref
-from tiebeam.backends.torch.views import identity, view_axes
+from tiebeam.backends.torch.views import view_axes
 from tiebeam.ir import Axes, Graph, Node, Op, Origin, Value
 
 _DTYPES = {d: str(d).removeprefix("torch.") for d in vars(torch).values() if isinstance(d, torch.dtype)}
@@ -19,8 +19,7 @@ def broadcast(shape: tuple[int, ...], out: tuple[int, ...]) -> Axes:
     """Axes aligned from the right; an operand's axis of size 1 that is stretched carries nothing."""
     shift = len(out) - len(shape)
     return tuple(
-        i - shift if i >= shift and (shape[i - shift] == n or shape[i - shift] != 1) else -1
-        for i, n in enumerate(out)
+        i - shift if i >= shift and (shape[i - shift] == n or shape[i - shift] != 1) else -1 for i, n in enumerate(out)
     )
 
 

@@ -5,6 +5,7 @@ every product that may be a readout: the root mean square of the hidden state, a
 few tensors of the residual stream with the rows that were looked up.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -65,9 +66,7 @@ class Measures:
         if self.logits:
             self._follow(refs, first, outputs[0])
 
-    def _gathered(
-        self, func: Any, schema: Schema, args: Any, refs: Any, out: torch.Tensor, value: int
-    ) -> None:
+    def _gathered(self, func: Any, schema: Schema, args: Any, refs: Any, out: torch.Tensor, value: int) -> None:
         table = args[0]
         if not isinstance(table, torch.Tensor) or table.ndim != 2 or not out.ndim:
             return
@@ -129,7 +128,8 @@ def rms(t: torch.Tensor) -> float:
     if t.numel() == 0:
         return float("nan")
     wide = None if t.dtype in (torch.float32, torch.float64) else torch.float32
-    return float(torch.linalg.vector_norm(t.detach(), dtype=wide)) / t.numel() ** 0.5
+    norm = float(torch.linalg.vector_norm(t.detach(), dtype=wide))
+    return norm / math.sqrt(t.numel())
 
 
 def std(t: torch.Tensor) -> float:

@@ -81,9 +81,7 @@ class TorchModel:
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False) -> Trace:
         return trace(self.model, args, kwargs, logits=logits)
 
-    def shorter(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    def shorter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         return shorter_arguments(args, kwargs)
 
     def diagnose(self) -> Finding | ShapeError | None:
@@ -129,9 +127,7 @@ class TorchModel:
 
     def vocab_bound(self) -> int | None:
         """An upper bound for token ids: the tallest embedding, or the largest matrix's longer side."""
-        tables = [
-            m.num_embeddings for m in self.model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))
-        ]
+        tables = [m.num_embeddings for m in self.model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
         if tables:
             return max(tables)
         matrices = [max(p.shape) for p in self.model.parameters() if p.ndim == 2]
@@ -152,9 +148,7 @@ class TorchModel:
         zero_rows: tuple[int, ...],
     ) -> None:
         table = _matrix(traced.tensors[leaf.key])
-        weights.write_table(
-            table, vocab_axis=vocab_axis, seed=seed, ordinal=ordinal, std=std, zero_rows=zero_rows
-        )
+        weights.write_table(table, vocab_axis=vocab_axis, seed=seed, ordinal=ordinal, std=std, zero_rows=zero_rows)
 
     def zero(self, traced: Trace, names: Sequence[str]) -> tuple[str, ...]:
         parameters = dict(self.model.named_parameters(remove_duplicate=False))

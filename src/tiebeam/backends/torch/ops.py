@@ -23,9 +23,7 @@ VIEWS = frozenset(
     "t transpose permute view _unsafe_view _reshape_alias expand slice select squeeze unsqueeze unbind split chunk "
     "split_with_sizes as_strided unfold narrow diagonal alias detach movedim swapaxes view_as_real".split()
 )
-COPIES = frozenset(
-    "clone contiguous _to_copy lift_fresh_copy lift_fresh _conj_physical _foreach_copy copy".split()
-)
+COPIES = frozenset("clone contiguous _to_copy lift_fresh_copy lift_fresh _conj_physical _foreach_copy copy".split())
 REARRANGED = frozenset("flip roll sort".split())
 MASKS = frozenset("tril triu constant_pad_nd".split())
 

@@ -56,7 +56,7 @@ class Recorder(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, ledger: Ledger, measures: Measures, protect: dict[int, torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
         self.measures = measures
         self.records: list[Record | Implied] = []

@@ -37,9 +37,7 @@ def schema_of(func: Any) -> Schema:
     namespace, _, rest = func._schema.name.partition("::")
     name = rest[:-1] if rest.endswith("_") and not rest.endswith("__") else rest
     written = [
-        (i, a)
-        for i, a in enumerate(func._schema.arguments)
-        if a.alias_info is not None and a.alias_info.is_write
+        (i, a) for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
     ]
     return Schema(
         name=name if namespace == "aten" else f"{namespace}.{name}",

@@ -6,9 +6,7 @@ from typing import Any
 import torch
 
 
-def shorter_arguments(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+def shorter_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Crops of every sequence axis, to different lengths, the largest id replaced by the smallest.
 
     The sequence length is the last axis of the first integer tensor; every axis of that size in any tensor

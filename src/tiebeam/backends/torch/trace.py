@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tiebeam.backends.protocol import Refused
+from tiebeam.backends.protocol import RefusedError
 from tiebeam.backends.torch.ledger import Ledger
 from tiebeam.backends.torch.lower import lower
 from tiebeam.backends.torch.measure import Measures
@@ -54,9 +54,7 @@ def tensors_of(tree: Any, depth: int = 8) -> Iterator[torch.Tensor]:
         yield from tensors_of(vars(tree), depth - 1)
 
 
-def trace(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False
-) -> Trace:
+def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False) -> Trace:
     """Run `model(*args, **kwargs)` once and write down what it does.
 
     Args:
@@ -100,11 +98,9 @@ def trace(
         logit_std=measures.logit_std,
         repeats=_repeats(given),
         meta=meta,
-        notes=tuple(
-            f"{op} was answered without activations" for op in dict.fromkeys(recorder.answers)
-        ),
+        notes=tuple(f"{op} was answered without activations" for op in dict.fromkeys(recorder.answers)),
     )
-    tensors = {}
+    tensors: dict[int, torch.Tensor] = {}
     for held in names.held.values():
         known = ledger.objects.get(id(held))
         if known is not None:
@@ -133,7 +129,7 @@ def _run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     except TiebeamError:
         raise
     except Exception as error:
-        raise Refused from error
+        raise RefusedError from error
 
 
 def _repeats(given: list[torch.Tensor]) -> float | None:

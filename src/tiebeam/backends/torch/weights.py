@@ -341,6 +341,7 @@ def _pieces(rows: Rows) -> Iterator[_Piece]:
 
 
 def check_writable(tensor: Tensor) -> None:
+    """Raise InputError or ShapeError where `write_table` could not write."""
     if not tensor.is_floating_point() or not readable(tensor):
         raise InputError(
             "the table's values cannot be written",

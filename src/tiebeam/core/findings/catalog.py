@@ -19,9 +19,7 @@ class Entry:
 
 
 CATALOG = (
-    Entry(
-        "adapter-on-readout", "warning", "an adapter changes the logits of a tied table, but not its lookup"
-    ),
+    Entry("adapter-on-readout", "warning", "an adapter changes the logits of a tied table, but not its lookup"),
     Entry("adapter-wants-tie", "warning", "an adapter was asked to keep a tie that the model does not have"),
     Entry("aliased-storage", "error", "two parameters share one storage: the optimizer steps it twice"),
     Entry("config-scopes-disagree", "warning", "the tie flag differs between scopes of a nested config"),

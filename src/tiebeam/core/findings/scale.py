@@ -31,7 +31,8 @@ def scale_findings(c: Context) -> Iterator[Finding]:
         if table.constant and table.vocab > 1 and table.width > 1 and not gate:
             yield Finding(
                 "constant-rows", "warning", table.name,
-                f"every entry is {table.std or 0.0:.6g} in size: rows cannot be told apart, and both roles see one token",
+                f"every entry is {table.std or 0.0:.6g} in size: rows cannot be told apart, and both roles "
+                "see one token",
                 fix=c.fixes.initialize(), hint="load it again, or initialise it",
             )  # fmt: skip
             continue
@@ -54,9 +55,7 @@ def _logits(c: Context, t: Table) -> Iterator[Finding]:
     if s > LOGITS_WARNING:
         loss = t.predicted.initial_loss or (t.predicted.initial_loss_range or (None, None))[1]
         first = (
-            ""
-            if loss is None
-            else f", so the first loss is about {loss:.1f} where ln V is {t.predicted.log_vocab:.1f}"
+            "" if loss is None else f", so the first loss is about {loss:.1f} where ln V is {t.predicted.log_vocab:.1f}"
         )
         yield Finding(
             "init-scale", "error" if s > LOGITS_ERROR else "warning", t.name,
@@ -79,14 +78,7 @@ def _logits(c: Context, t: Table) -> Iterator[Finding]:
 
 def _lookup(c: Context, t: Table) -> Iterator[Finding]:
     rms = t.predicted.lookup_rms
-    if (
-        rms is None
-        or rms >= LOOKUP_SMALL
-        or rms == 0
-        or t.norm_after_lookup
-        or t.std is None
-        or t.fresh is False
-    ):
+    if rms is None or rms >= LOOKUP_SMALL or rms == 0 or t.norm_after_lookup or t.std is None or t.fresh is False:
         return
     root = math.sqrt(t.width)
     places = {u.where for u in t.lookups}
@@ -113,6 +105,6 @@ def _factors(t: Table) -> Iterator[Finding]:
             if 1e-6 < off < ROUNDED:
                 yield Finding(
                     "rounded-factor", "info", t.name,
-                    f"the {role} factor {factor:.6g} is {name} = {exact:.6g} rounded by {off:.2g}: a port that does not round "
-                    "differs from it",
+                    f"the {role} factor {factor:.6g} is {name} = {exact:.6g} rounded by {off:.2g}: a port that does "
+                    "not round differs from it",
                 )  # fmt: skip

@@ -29,15 +29,13 @@ def tie_findings(c: Context) -> Iterator[Finding]:
                 yield from _pair(c, table)
         elif table.state == "untied":
             role = "lookup" if table.lookups else "readout"
-            yield Finding(
-                "untied", "info", table.name, f"it is read as a {role} only: {'; '.join(table.notes)}"
-            )
+            yield Finding("untied", "info", table.name, f"it is read as a {role} only: {'; '.join(table.notes)}")
         yield from _names(c, table)
         yield from _training(c, table)
 
 
 def _aliased(c: Context, t: Table) -> Finding:
-    paths = {use.name for use in (*t.lookups, *t.readouts)}
+    paths = {use.name for use in t.lookups} | {use.name for use in t.readouts}
     owner = t.name
     other = next((n for n in t.names if n != owner and n in paths), t.names[-1])
     return Finding(
@@ -106,8 +104,8 @@ def _pair(c: Context, table: Table) -> Iterator[Finding]:
         frozen, trained = (lookup, readout) if readout.trainable else (readout, lookup)
         yield Finding(
             "one-side-trained", severity, frozen.name,
-            f"{trained.name!r} is trained while {frozen.name!r} is frozen: what is learned at one end never shows at the "
-            "other",
+            f"{trained.name!r} is trained while {frozen.name!r} is frozen: what is learned at one end never "
+            "shows at the other",
             fix=c.fixes.train(frozen.name, True), hint="train both, or tie them",
         )  # fmt: skip
 
@@ -121,7 +119,8 @@ def _fresh_partner(lookup: Table, readout: Table, fix: str) -> Iterator[Finding]
         if fresh.fresh is True and trained.fresh is False:
             yield Finding(
                 "fresh-partner", "warning", fresh.name,
-                f"{fresh.name!r} looks freshly drawn while {trained.name!r} is trained: a loader found no values for it",
+                f"{fresh.name!r} looks freshly drawn while {trained.name!r} is trained: a loader found no "
+                "values for it",
                 fix=fix if fresh is readout else "", hint="load it, or tie it to its partner",
             )  # fmt: skip
 
@@ -147,8 +146,8 @@ def _names(c: Context, t: Table) -> Iterator[Finding]:
     if t.tied and len(devices) > 1:
         yield Finding(
             "split-devices", "warning", t.name,
-            f"the device map puts {', '.join(t.names)} on {', '.join(sorted(devices))}: one tensor cannot be on both, so "
-            "the table is copied",
+            f"the device map puts {', '.join(t.names)} on {', '.join(sorted(devices))}: one tensor cannot be on both, "
+            "so the table is copied",
             hint="put both ends on one device in the device map",
         )  # fmt: skip
 
@@ -180,8 +179,7 @@ def _training(c: Context, t: Table) -> Iterator[Finding]:
                 hint="untie before merging, or adapt both roles as one",
             )  # fmt: skip
     altered = {
-        role: {u.reparametrized for u in uses}
-        for role, uses in (("lookup", t.lookups), ("readout", t.readouts))
+        role: {u.reparametrized for u in uses} for role, uses in (("lookup", t.lookups), ("readout", t.readouts))
     }
     if altered["lookup"] != altered["readout"]:
         role = "readout" if any(altered["readout"]) else "lookup"

@@ -7,9 +7,7 @@ from typing import Any, Literal
 
 from tiebeam.core.report import Report
 
-Stage = Literal[
-    "corpus", "tokenizer", "encode", "inspect", "train-mistake", "initialize", "train-mended", "sample"
-]
+Stage = Literal["corpus", "tokenizer", "encode", "inspect", "train-mistake", "initialize", "train-mended", "sample"]
 
 STAGES: tuple[tuple[Stage, str], ...] = (
     ("corpus", "reading Python's standard library"),
@@ -133,10 +131,7 @@ class DemoResult:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, fit for JSON, reports included."""
         return {
-            **{
-                name: getattr(self, name)
-                for name in ("vocab", "log_vocab", "prompt", "caught_up_at", "seconds")
-            },
+            **{name: getattr(self, name) for name in ("vocab", "log_vocab", "prompt", "caught_up_at", "seconds")},
             **{name: dict(getattr(self, name)) for name in ("config", "settings", "corpus", "stage_seconds")},
             "initialized": self.initialized.to_dict(),
             **{name: _run_dict(run) for name, run in (("mistake", self.mistake), ("mended", self.mended))},

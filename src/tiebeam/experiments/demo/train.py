@@ -50,9 +50,7 @@ class TrainSettings:
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "warmup", "validate_every", "validation_windows"):
             if getattr(self, name) < 1:
-                raise RangeError(
-                    f"{name} of TrainSettings", got=repr(getattr(self, name)), expected="at least 1"
-                )
+                raise RangeError(f"{name} of TrainSettings", got=repr(getattr(self, name)), expected="at least 1")
 
     def rate_at(self, step: int) -> float:
         """Return the learning rate of step 0, 1, ...
@@ -65,9 +63,7 @@ class TrainSettings:
         return self.rate * min(1.0, (step + 1) / self.warmup) * (self.floor + (1.0 - self.floor) * cosine)
 
 
-def train(
-    model: MiniGPT, train_ids: Ids, validation_ids: Ids, settings: TrainSettings, on_step: OnStep
-) -> Curve:
+def train(model: MiniGPT, train_ids: Ids, validation_ids: Ids, settings: TrainSettings, on_step: OnStep) -> Curve:
     """Train `model` where it lies, on windows of one token more than its block size.
 
     Args:
@@ -156,6 +152,4 @@ def spread_windows(ids: Ids, window: int, count: int) -> Tensor:
 
 def _check_length(ids: Ids, window: int) -> None:
     if len(ids) < window:
-        raise InputError(
-            "the text is shorter than one window", got=f"{len(ids)} tokens", expected=f"at least {window}"
-        )
+        raise InputError("the text is shorter than one window", got=f"{len(ids)} tokens", expected=f"at least {window}")

@@ -91,9 +91,7 @@ class TiedModel:
     def __post_init__(self) -> None:
         given = [name for name in _HIDDEN if getattr(self, name) is not None]
         if given and len(given) < len(_HIDDEN):
-            raise RangeError(
-                "a part of the hidden layer is missing", got=", ".join(given), expected=", ".join(_HIDDEN)
-            )
+            raise RangeError("a part of the hidden layer is missing", got=", ".join(given), expected=", ".join(_HIDDEN))
         if self.table.ndim != 2:
             raise ShapeError("table of TiedModel", got=str(self.table.shape), expected="(vocab, width)")
         vocab, width = self.table.shape
@@ -107,9 +105,7 @@ class TiedModel:
         for name, shape in {**shapes, "b_out": (width,)}.items():
             array = getattr(self, name)
             if array is not None and array.shape != shape:
-                raise ShapeError(
-                    f"{name} of TiedModel does not fit", got=str(array.shape), expected=str(shape)
-                )
+                raise ShapeError(f"{name} of TiedModel does not fit", got=str(array.shape), expected=str(shape))
 
     @classmethod
     def random(
@@ -195,9 +191,7 @@ class TiedModel:
         right = _checked("targets", targets, len(self.table), like=ids)
         return float(np.mean(_log_sum_exp(logits) - logits[np.arange(right.size), right]))
 
-    def backward(
-        self, ids: Ints, targets: Ints, *, lookup: Path = "kept", readout: Path = "kept"
-    ) -> Gradients:
+    def backward(self, ids: Ints, targets: Ints, *, lookup: Path = "kept", readout: Path = "kept") -> Gradients:
         """Return the gradient of the mean cross entropy, written out by hand.
 
         Args:
@@ -299,9 +293,7 @@ def numeric_gradients(model: TiedModel, ids: Ints, targets: Ints, *, step: float
     """Return what `model.backward(ids, targets).parameters` must be, by central differences alone."""
 
     def gradient(name: str, array: Floats) -> Floats:
-        return central_differences(
-            lambda a: model.with_parameters(**{name: a}).loss(ids, targets), array, step=step
-        )
+        return central_differences(lambda a: model.with_parameters(**{name: a}).loss(ids, targets), array, step=step)
 
     return {name: gradient(name, array) for name, array in model.parameters.items()}
 
@@ -354,13 +346,9 @@ def _checked(name: str, ids: Ints, vocab: int, like: Ints | None = None) -> Ints
     """Return `ids` as one row, checked: negative ones would silently read from the table's end."""
     array = np.asarray(ids)
     if like is not None and array.shape != np.shape(like):
-        raise InputError(
-            f"{name} and ids differ in shape", got=str(array.shape), expected=str(np.shape(like))
-        )
+        raise InputError(f"{name} and ids differ in shape", got=str(array.shape), expected=str(np.shape(like)))
     if not np.issubdtype(array.dtype, np.integer) or array.size == 0:
-        raise InputError(
-            f"{name} of TiedModel", got=f"{array.dtype} {array.shape}", expected="at least one integer"
-        )
+        raise InputError(f"{name} of TiedModel", got=f"{array.dtype} {array.shape}", expected="at least one integer")
     if array.min() < 0 or array.max() >= vocab:
         raise InputError(
             f"{name} lie outside the table",

@@ -150,9 +150,7 @@ class MiniGPTConfig:
 
 def _at_least(name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise RangeError(
-            f"{name} of MiniGPTConfig", got=repr(value), expected=f"a whole number of at least {least}"
-        )
+        raise RangeError(f"{name} of MiniGPTConfig", got=repr(value), expected=f"a whole number of at least {least}")
 
 
 def _positive(name: str, value: float | None) -> None:

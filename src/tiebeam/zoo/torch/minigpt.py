@@ -43,9 +43,7 @@ class MiniGPT(nn.Module):
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab, config.width)
-        self.positions = (
-            nn.Embedding(config.block_size, config.width) if config.positions == "learned" else None
-        )
+        self.positions = nn.Embedding(config.block_size, config.width) if config.positions == "learned" else None
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
@@ -187,9 +185,7 @@ class MiniGPT(nn.Module):
                 )
             ids, targets = ids[:, :-1], ids[:, 1:]
         elif targets.shape != ids.shape:
-            raise ShapeError(
-                "targets do not fit ids", got=str(tuple(targets.shape)), expected=str(tuple(ids.shape))
-            )
+            raise ShapeError("targets do not fit ids", got=str(tuple(targets.shape)), expected=str(tuple(ids.shape)))
         logits = self(ids).flatten(0, 1)
         try:
             return F.cross_entropy(logits, targets.flatten().long(), ignore_index=IGNORED_TARGET)
@@ -270,9 +266,7 @@ class MiniGPT(nn.Module):
     def _check_prefix(self, prefix: Tensor, max_new_tokens: int) -> None:
         _check_integers("prefix", prefix)
         if prefix.shape[1] == 0:
-            raise InputError(
-                "the prefix is empty", got=f"shape {tuple(prefix.shape)}", expected="at least one token"
-            )
+            raise InputError("the prefix is empty", got=f"shape {tuple(prefix.shape)}", expected="at least one token")
         if max_new_tokens < 0:
             raise RangeError("max_new_tokens", got=repr(max_new_tokens), expected="at least 0")
         if prefix.numel() and not bool(((prefix >= 0) & (prefix < self.config.vocab)).all()):
