@@ -1,7 +1,7 @@
 """Sphinx: MyST pages, furo, every warning an error; builds without a network."""
 
 import sys
-from importlib.metadata import version as installed
+import tomllib
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -13,7 +13,7 @@ import _generate  # noqa: E402  (lies beside this file)
 project = "tiebeam"
 author = "The tiebeam authors"
 copyright = f"2026, {author}"
-release = version = installed("tiebeam")
+release = version = tomllib.loads((HERE.parent / "pyproject.toml").read_text("utf-8"))["project"]["version"]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build", "generated"]
@@ -32,6 +32,7 @@ autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = False
+napoleon_use_rtype = False  # types stand in the signatures; what "Returns:" begins with is prose
 # Without a network there is no inventory to resolve other projects' names against.
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|numpy|np|nn|collections|typing|types|rich|typer|transformers|jax|keras)\..*"),

@@ -105,3 +105,18 @@ def test_a_table_is_not_looked_for_without_end():
 def test_a_table_as_the_divisor_is_not_the_table():
     g = Build()
     assert source(g, g.div(1.0, g.leaf("embed.weight", (V, D)))) is None
+
+
+@pytest.mark.parametrize(
+    ("step", "factor"),
+    [
+        pytest.param(lambda g, w: g.add(w, w), 2.0, id="a sum"),
+        pytest.param(lambda g, w: g.add(w, g.mul(w, 3.0)), 4.0, id="a multiple added"),
+        pytest.param(lambda g, w: g.sub(g.leaf("bias", (D,)), w), -1.0, id="taken from a bias"),
+    ],
+)
+@pytest.mark.xfail(strict=True, reason="sums of the table with itself, and its sign in a difference, are lost")
+def test_a_sum_of_equal_terms_on_the_table_is_a_factor_or_unknown(step, factor):
+    g = Build()
+    found = source(g, step(g, g.leaf("embed.weight", (V, D))))
+    assert found.factor.value in (factor, None)

@@ -5,11 +5,13 @@ import doctest
 import io
 import re
 import tomllib
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 
 import pytest
 
 import tiebeam
+from tiebeam.core.findings.catalog import CODES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -95,7 +97,48 @@ def test_the_readme_has_an_example_and_its_printed_report() -> None:
     first = FENCE.search(PAGES[0].read_text("utf-8"))
     assert first is not None
     assert "print(report)" in first[2]
-    assert "init-scale" in first[3]
+    assert "lookup_factor" not in first[2]
+    assert re.search(r"^  lookup .*factor 8", first[3], re.MULTILINE)
+
+
+def test_the_readme_shows_the_classic_mistake_found_and_mended() -> None:
+    sessions = "".join(b[2] for b in FENCE.finditer(PAGES[0].read_text("utf-8")) if b[1] == "pycon")
+    order = [sessions.index(word) for word in ("init-scale", "finding.fix", "tiebeam.initialize(model, ids")]
+    assert order == sorted(order)
+    assert sessions.index("assert_healthy()") > order[-1]
+
+
+def test_the_calls_in_the_readme_have_the_arguments_it_says() -> None:
+    text = PAGES[0].read_text("utf-8")
+    for call in (tiebeam.inspect, tiebeam.initialize):
+        said = re.search(rf"^\| `tiebeam\.{call.__name__}\((.*?)\)`", text, re.MULTILINE)
+        assert said is not None, call
+        real = str(signature(call).replace(return_annotation=Signature.empty, parameters=bare(call)))
+        assert said[1] == real.strip("()").replace("'", '"')
+
+
+def bare(call: object) -> list[Parameter]:
+    """The parameters of a call without their annotations."""
+    assert callable(call)
+    return [p.replace(annotation=Parameter.empty) for p in signature(call).parameters.values()]
+
+
+def test_the_renderings_in_the_readme_are_all_there_are() -> None:
+    said = set(re.findall(r"`report\.(to_\w+)\(\)`", PAGES[0].read_text("utf-8")))
+    assert said == {name for name in dir(tiebeam.Report) if name.startswith("to_")}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name)
+def test_what_a_page_links_to_is_there(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text("utf-8"))
+    missing = [link for link in links if not (page.parent / link).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_a_finding_that_a_page_names_is_in_the_catalogue(page: Path) -> None:
+    named = set(re.findall(r"finding `([a-z-]+)`|`([a-z]+(?:-[a-z]+)+)` finding", page.read_text("utf-8")))
+    assert {a or b for a, b in named} <= CODES
 
 
 def test_every_public_name_stands_in_the_api_reference() -> None:

@@ -87,13 +87,13 @@ def test_gemma_2_2b_multiplies_its_rows_by_the_root_of_its_width_and_caps_its_lo
     assert any(note.startswith("lookup_factor") and "lost on meta" in note for note in table.notes)
 
 
-def test_t5_base_reads_one_table_four_times_and_divides_its_hidden_state_by_the_root_of_its_width() -> None:
+def test_t5_base_has_two_lookups_of_one_table_and_a_readout_factor_of_one_over_the_root_of_its_width() -> None:
     fields = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12}
     report = seen(on_meta("T5ForConditionalGeneration", "T5Config", **fields))
     [table] = report.tables
     assert report.parameters == 222_903_552
     assert table.tied
-    assert len(table.lookups) == 2
+    assert (len(table.lookups), len(table.readouts)) == (2, 1)
     assert table.readout_factor == pytest.approx(768**-0.5)
     assert table.target_std == pytest.approx(1.0)
 

@@ -117,7 +117,7 @@ def test_an_architecture_without_truth_has_nothing_to_mend_either(part: int, sco
         assert not unsaid, "a factor is None without a reason"
 
 
-@pytest.mark.parametrize("part", range(0, PARTS, 3))
+@pytest.mark.parametrize("part", range(0, PARTS, 4))
 def test_without_truth_meta_tells_the_same_as_the_weights_or_says_why_not(
     part: int, score: ModuleType
 ) -> None:

@@ -1,6 +1,7 @@
 """Models written the way popular code bases write them: training loops' habits rather than one trick each."""
 
 import math
+import warnings
 from typing import Any
 
 import torch
@@ -27,9 +28,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
         b, t, c = x.shape
-        q, k, v = (
-            y.view(b, t, self.heads, c // self.heads).transpose(1, 2) for y in self.c_attn(x).split(c, dim=2)
-        )
+        q, k, v = (y.view(b, t, self.heads, c // self.heads).transpose(1, 2) for y in self.c_attn(x).split(c, dim=2))
         if extra is not None:
             v = v + extra.view(b, t, self.heads, c // self.heads).transpose(1, 2)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -132,9 +131,7 @@ class SpeedRun(nn.Module):
         return F.cross_entropy(logits.view(-1, VOCAB), targets.view(-1))
 
 
-SPEED = Truth(
-    names=HEAD, readout_factor=1 / WIDTH**0.5, soft_cap=15.0, norm_after_lookup=True, numeric=False
-)
+SPEED = Truth(names=HEAD, readout_factor=1 / WIDTH**0.5, soft_cap=15.0, norm_after_lookup=True, numeric=False)
 
 
 @case(T)
@@ -349,7 +346,7 @@ class CharactersInWordsOut(nn.Module):
 @case(T)
 def characters_in_words_out() -> Any:
     chars = torch.randint(0, 30, (BATCH, LENGTH, 7), generator=torch.Generator().manual_seed(4))
-    truth = Truth(names=("words.weight",), state="untied", lookup_factor=None, counts=(0, 1, 1))
+    truth = Truth(names=("chars.weight",), state="untied", readout_factor=None, counts=(1, 0, 0), vocab=30, width=4)
     return CharactersInWordsOut(), (chars,), (truth,)
 
 
@@ -576,22 +573,6 @@ def sampled_softmax() -> Any:
     return model, (ids(), torch.arange(0, VOCAB, 3)), (Truth(counts=None, numeric=False),)
 
 
-class PairwiseScores(Base):
-    """Positive and negative items: rows looked up and multiplied with the state, summed over the width."""
-
-    def forward(self, ids: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
-        h = self.body(self.look(ids))
-        a = (h * self.look(pos)).sum(-1)
-        b = (h * self.look(neg)).sum(-1)
-        return F.softplus(b - a).mean()
-
-
-@case(T)
-def pairwise_scores() -> Any:
-    truth = Truth(counts=None, numeric=False)
-    return PairwiseScores(), (ids(), ids().roll(-1, 1), ids().flip(1)), (truth,)
-
-
 class SelfConditionedDiffusion(Base):
     """A denoiser: expected embeddings under the model's own first guess are fed back in."""
 
@@ -601,31 +582,13 @@ class SelfConditionedDiffusion(Base):
 
     def forward(self, ids: Tensor, t: Tensor) -> Tensor:
         x = self.look(ids) + self.time(t[:, None, None])
-        guess = self.read(self.body(x)).softmax(-1) @ self.table
+        guess = self.read(self.body(x)).softmax(-1) @ self.table  # attention over the rows: no readout
         return self.read(self.body(x + guess))
 
 
 @case(T)
 def self_conditioned_diffusion() -> Any:
-    return SelfConditionedDiffusion(), (ids(), torch.rand(BATCH)), (Truth(counts=(1, 1, 2), numeric=False),)
-
-
-class Ctc(nn.Module):
-    """Acoustic frames in, symbols out: there is no lookup."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCAB)
-
-    def forward(self, frames: Tensor) -> Tensor:
-        return F.log_softmax(self.head(self.norm(torch.relu(self.up(frames)))), -1)
-
-
-@case(T)
-def ctc() -> Any:
-    truth = Truth(names=("head.weight",), state="untied", lookup_factor=None, readout_bias=True, counts=(0, 1, 1))
-    return Ctc(), (torch.randn(BATCH, LENGTH, WIDTH),), (truth,)
+    return SelfConditionedDiffusion(), (ids(), torch.rand(BATCH)), (Truth(counts=(1, 1, 1), numeric=False),)
 
 
 class CodecLm(nn.Module):
@@ -725,9 +688,132 @@ class VmapOverHeads(Base):
         return torch.vmap(lambda x: F.linear(x, self.table))(h)
 
 
-@case(T, Truth(readout_factor=2.0, numeric=False))
+@case(T, Truth(readout_factor=2.0, readout_bias=False, numeric=False))
 class DistanceToRows(Base):
     """Negative squared distance to every row: -|h|^2 + 2 h.E - |E|^2 has the readout inside."""
 
     def read(self, h: Tensor) -> Tensor:
         return 2.0 * super().read(h) - self.table.square().sum(-1) - h.square().sum(-1, keepdim=True)
+
+
+class ByteLevel(nn.Module):
+    """As many bytes as numbers in the stream: keys and values that are returned are as wide as the vocabulary."""
+
+    def __init__(self, vocab: int = 16, width: int = 16) -> None:
+        super().__init__()
+        self.wte, self.q = nn.Embedding(vocab, width), nn.Linear(width, width)
+        self.k, self.v = nn.Linear(width, width), nn.Linear(width, width)
+        self.norm, self.lm_head = nn.LayerNorm(width), nn.Linear(width, vocab, bias=False)
+        self.lm_head.weight = self.wte.weight
+
+    def forward(self, idx: Tensor) -> dict[str, Any]:
+        x = self.wte(idx)
+        k, v = self.k(x), self.v(x)
+        x = x + F.scaled_dot_product_attention(self.q(x), k, v)
+        return {"logits": self.lm_head(self.norm(x)), "cache": [(k, v)]}
+
+
+BYTES = Truth(names=HEAD, vocab=16, width=16, numeric=False)
+
+
+@case(T)
+def byte_level_with_cache() -> Any:
+    none = Truth(names=("k.weight", "v.weight"), state="none", counts=None, numeric=False)
+    return ByteLevel(), (ids(16),), (BYTES, none)
+
+
+@case(T)
+def characters_one_more_than_width_with_cache() -> Any:
+    none = Truth(names=("k.weight", "v.weight"), state="none", counts=None, numeric=False)
+    truth = Truth(names=HEAD, vocab=17, width=16, numeric=False)
+    return ByteLevel(vocab=17), (ids(17),), (truth, none)
+
+
+@case(T, Truth(numeric=False))
+class ScaledResidualInHalf(Base):
+    """Depth-scaled residuals behind a float32 normalisation: the cast before it must not change the walk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(WIDTH))
+        self.bfloat16()
+
+    def unit(self, x: Tensor) -> Tensor:
+        y = x.float()
+        return self.gain * (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.unit(self.mid(self.unit(x)) * 0.7 + x * 0.7)
+
+
+@case(T)
+class ScaledResidual(ScaledResidualInHalf):
+    def __init__(self) -> None:
+        super().__init__()
+        self.float()
+
+
+@case(T, Truth(lookup_factor=1.0, numeric=False))
+class DropoutOnTheTable(Base):
+    """Whole rows dropped for one step of training: a mask, whose scale is no factor."""
+
+    def look(self, ids: Tensor) -> Tensor:
+        keep = torch.empty(VOCAB, 1).bernoulli_(0.9) / 0.9
+        return F.embedding(ids, self.table * keep)
+
+
+class ScriptedHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte, self.norm = nn.Embedding(VOCAB, WIDTH), nn.LayerNorm(WIDTH)
+        self.lm_head = nn.Linear(WIDTH, VOCAB, bias=False)
+        self.lm_head.weight = self.wte.weight
+
+    def forward(self, idx: Tensor) -> Tensor:
+        return self.lm_head(self.norm(self.wte(idx) * 2.0)) * 0.5
+
+
+SCRIPTED = Truth(names=HEAD, lookup_factor=2.0, readout_factor=0.5, norm_after_lookup=True, numeric=False, smooth=False)
+
+
+@case(T)
+def scripted_module() -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated")
+        return torch.jit.script(ScriptedHead()), (ids(),), (SCRIPTED,)
+
+
+@case(T)
+def adaptive_softmax_tied() -> Any:
+    class Adaptive(nn.Module):
+        """Three clusters of the vocabulary, each with its own width and table, tied one by one."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.cut, widths = (0, 12, 24, VOCAB), (8, 6, 5)
+            sizes = [b - a for a, b in zip(self.cut, self.cut[1:], strict=False)]
+            self.emb = nn.ModuleList(nn.Embedding(n, w) for n, w in zip(sizes, widths, strict=True))
+            self.proj = nn.ParameterList(nn.Parameter(torch.randn(WIDTH, w) / w**0.5) for w in widths)
+            self.out = nn.ModuleList(nn.Linear(w, n) for n, w in zip(sizes, widths, strict=True))
+            self.cluster, self.norm = nn.Linear(WIDTH, 2), nn.LayerNorm(WIDTH)
+            for a, b in zip(self.emb, self.out, strict=True):
+                b.weight = a.weight
+
+        def forward(self, idx: Tensor) -> Tensor:
+            flat = idx.flatten()
+            rows = torch.zeros(flat.numel(), WIDTH)
+            for k, (a, b) in enumerate(zip(self.cut, self.cut[1:], strict=False)):
+                at = ((flat >= a) & (flat < b)).nonzero().squeeze(-1)
+                mine = F.linear(self.emb[k](flat.index_select(0, at) - a), self.proj[k])
+                rows = rows.index_copy(0, at, mine)
+            h = self.norm(rows * WIDTH**0.5)
+            head = torch.cat([self.out[0](h @ self.proj[0]), self.cluster(h)], -1).log_softmax(-1)
+            tails = [head[:, 11 + k : 12 + k] + self.out[k](h @ self.proj[k]).log_softmax(-1) for k in (1, 2)]
+            return torch.cat([head[:, :12], *tails], -1)
+
+    sizes = ((12, 8), (12, 6), (13, 5))
+    truths = tuple(
+        Truth(names=(f"emb.{k}.weight", f"out.{k}.weight"), vocab=v, width=w, readout_bias=True, numeric=False)
+        for k, (v, w) in enumerate(sizes)
+    )
+    return Adaptive(), (torch.arange(VOCAB)[None],), truths

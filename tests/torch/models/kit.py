@@ -101,6 +101,16 @@ def case(
 
 def load() -> dict[str, dict[str, Builder]]:
     """Import every theme."""
-    from tests.torch.models import bad, factors, lookups, none, readouts, softcaps, states, unknown  # noqa: F401
+    from tests.torch.models import (  # noqa: F401
+        bad,
+        codebases,
+        factors,
+        lookups,
+        none,
+        readouts,
+        softcaps,
+        states,
+        unknown,
+    )
 
     return CASES

@@ -29,13 +29,13 @@ class MetaRecorder(Recorder):
             self.shadows.of[value] = torch.ones(t.shape, dtype=t.dtype)
 
     def run(self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any]) -> Any:
-        if not any(t.device.type == "meta" for t in tensors_in((args, kwargs))):
-            return func(*args, **kwargs)
-        if schema.name in READS_OUT:
-            return self._answer(func, args, kwargs)
         try:
+            if schema.name in READS_OUT and _any_meta(args):
+                return self._answer(func, args, kwargs)
             return func(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
+            if not _any_meta((args, kwargs)):
+                raise
             return self._instead(func, schema, args, kwargs, error)
 
     def _answer(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -64,8 +64,8 @@ class MetaRecorder(Recorder):
             self._beside[id(out)] = made
         return out
 
-    def follow(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
-        if self._beside:
+    def follow(self, read: list[int], func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        if self._beside or not self.shadows.unknown.isdisjoint(read):
             return
         try:
             self._beside = self.shadows.follow(func, args, kwargs, out, self.ledger.value)
@@ -79,6 +79,12 @@ class MetaRecorder(Recorder):
         shadow = self._beside.pop(id(t), None)
         if shadow is not None:
             self.shadows.of[value] = shadow
+        elif t.device.type == "meta":
+            self.shadows.unknown.add(value)
+
+
+def _any_meta(args: Any) -> bool:
+    return any(t.device.type == "meta" for t in tensors_in(args))
 
 
 def _untraceable(schema: Schema, where: str) -> TraceError:

@@ -78,7 +78,7 @@ class Recorder(TorchDispatchMode):
         if self.ledger.implied:
             self.records += self.ledger.implied
             self.ledger.implied.clear()
-        self.follow(func, args, kwargs or {}, out)
+        self.follow(read, func, args, kwargs or {}, out)
         for t in written:
             self.ledger.wrote(t)
         outputs = self._outputs(schema, read, out, written)
@@ -91,8 +91,8 @@ class Recorder(TorchDispatchMode):
         """Execute the operation."""
         return func(*args, **kwargs)
 
-    def follow(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
-        """Called with the result, before what was written becomes a new value."""
+    def follow(self, read: list[int], func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        """Called with the values read and the result, before what was written becomes a new value."""
 
     def facts(self, t: torch.Tensor) -> dict[str, Any]:
         """Facts of a result that no input reached: the number it is."""

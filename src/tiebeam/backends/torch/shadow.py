@@ -42,6 +42,7 @@ class Shadows:
     def __init__(self) -> None:
         self.of: dict[int, torch.Tensor] = {}
         self.invented: set[int] = set()
+        self.unknown: set[int] = set()  # meta values known to have no companion
 
     def give(self, value: int, t: torch.Tensor) -> torch.Tensor:
         """The companion of a meta tensor, made up where it is unknown."""
@@ -52,6 +53,7 @@ class Shadows:
                 raise NotImplementedError(f"{t.numel()} elements of unknown value")
             self.of[value] = torch.zeros(t.shape, dtype=t.dtype, device="cpu")
             self.invented.add(value)
+            self.unknown.discard(value)
         return self.of[value].as_strided(t.shape, self.of[value].stride()) if t.dim() else self.of[value]
 
     def follow(
@@ -65,7 +67,9 @@ class Shadows:
         if not results or any(t.device.type != "meta" or t.numel() > LIMIT for t in results):
             return {}
         read = tensors_in((args, kwargs))
-        if any(t.device.type == "meta" and value(t) not in self.of for t in read):
+        missing = {value(t) for t in read if t.device.type == "meta"} - self.of.keys()
+        if missing:
+            self.unknown |= missing
             return {}
         if not read and all(t.is_floating_point() and t.numel() > 1 for t in results):
             return {}  # a fresh float tensor: nothing will ask for its elements

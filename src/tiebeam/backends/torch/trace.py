@@ -1,7 +1,9 @@
 """One forward pass of a PyTorch model as core's graph."""
 
 import dataclasses
+import gc
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +87,33 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *,
         with torch.no_grad():
             for original, value_before in reversed(recorder.saved):
                 original.copy_(value_before)
-    returned = list(tensors_of(result))
+    with _no_collection():
+        return _finish(names, ledger, recorder, measures, inputs, given, list(tensors_of(result)), meta)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Building a graph makes thousands of small objects: collections in between would scan the whole process."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _finish(
+    names: Names,
+    ledger: Ledger,
+    recorder: Recorder,
+    measures: Measures,
+    inputs: list[int],
+    given: list[torch.Tensor],
+    returned: list[torch.Tensor],
+    meta: bool,
+) -> Trace:
+    """Lower what was recorded."""
     outputs = tuple(ledger.value(t) for t in returned)
     graph = lower(
         ledger,

@@ -1,0 +1,178 @@
+"""The init plan: which std follows from the structure, what has to be measured, and the rounds that measure it."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from tests.core.facts import ROOT, couple, lookup_table, readout, readout_table, table
+from tiebeam.core.init import ROUNDS, SETTLED, measured_logit_std, next_std, plan_init
+from tiebeam.errors import RangeError
+
+
+def plan(t, mode="auto", **facts):
+    (found,) = plan_init([t], mode, **facts)
+    return found
+
+
+def loose(**facts):
+    """A tied table whose hidden state it sizes itself."""
+    return table(readouts=(readout(normalized=False, **facts),))
+
+
+def test_a_normalised_hidden_state_of_rms_one_settles_the_std_by_structure():
+    p = plan(table(readout_factor=-0.25))
+    assert (p.mode, p.final, p.linear) == ("analytic", True, True)
+    assert p.std == pytest.approx(4 / ROOT)
+
+
+def test_an_epsilon_in_the_normalisation_does_not_matter():
+    assert plan(table(hidden_rms=0.99)).final
+    assert not plan(table(hidden_rms=0.9)).final
+
+
+def test_a_gain_is_measured_once_the_table_is_drawn():
+    p = plan(table(hidden_rms=3.0))
+    assert (p.mode, p.final, p.linear) == ("analytic", False, True)
+    assert p.std == pytest.approx(1 / ROOT)
+    assert next_std(p, p.std, p.table) == (pytest.approx(1 / (3 * ROOT)), pytest.approx(3.0))
+
+
+def test_a_hidden_state_that_the_table_sizes_is_measured():
+    p = plan(loose())
+    assert (p.mode, p.final, p.linear) == ("empirical", False, False)
+    assert p.std == pytest.approx(1 / ROOT)
+
+
+def test_an_unknown_readout_factor_is_measured_from_one():
+    p = plan(table(readout_factor=None))
+    assert (p.mode, p.std) == ("empirical", pytest.approx(1 / ROOT))
+
+
+def test_one_readout_that_is_not_normalised_makes_the_table_measured():
+    p = plan(table(readouts=(readout(), readout(normalized=False))))
+    assert (p.mode, p.linear) == ("empirical", False)
+
+
+def test_empirical_is_empirical_though_the_structure_would_tell():
+    p = plan(table(readout_factor=0.5), "empirical")
+    assert (p.mode, p.final, p.std) == ("empirical", False, pytest.approx(2 / ROOT))
+
+
+def test_analytic_is_refused_where_the_structure_does_not_tell_and_says_why():
+    t = replace(loose(), notes=("readout_factor differs between uses: 2, 3",))
+    with pytest.raises(RangeError, match=r"embed\.weight") as caught:
+        plan(t, "analytic")
+    assert "differs between uses" in caught.value.got
+    assert "empirical" in caught.value.hint
+
+
+def test_without_a_note_the_refusal_names_the_missing_normalisation():
+    with pytest.raises(RangeError) as caught:
+        plan(loose(), "analytic")
+    assert "no normalisation" in caught.value.got
+
+
+def test_on_meta_what_would_have_to_be_measured_is_refused():
+    with pytest.raises(RangeError):
+        plan(loose(), meta=True)
+    assert plan(table(), meta=True).final
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(RangeError, match="mode") as caught:
+        plan_init([], "best")
+    assert caught.value.got == "'best'"
+
+
+def test_a_lookup_alone_has_the_std_of_unit_rows():
+    p = plan(lookup_table(lookup_factor=-4.0))
+    assert (p.mode, p.std, p.final) == ("analytic", 0.25, True)
+
+
+def test_a_lookup_alone_of_unknown_factor_starts_at_one():
+    p = plan(lookup_table(lookup_factor=None))
+    assert (p.mode, p.std, p.final) == ("empirical", 1.0, False)
+
+
+def test_each_table_of_an_untied_model_gets_the_std_of_its_role():
+    a, b = plan_init(couple("untied", lookup={"lookup_factor": 2.0}), "auto")
+    assert (a.std, b.std) == (0.5, pytest.approx(1 / ROOT))
+    assert (a.ordinal, b.ordinal) == (0, 1)
+
+
+def test_an_extra_lookup_beside_a_tied_table_is_left_alone_and_keeps_its_ordinal():
+    tables = [lookup_table("before.weight"), table(), lookup_table("after.weight"), readout_table()]
+    assert [(p.table.name, p.ordinal) for p in plan_init(tables, "auto")] == [("embed.weight", 1), ("head.weight", 3)]
+
+
+@pytest.mark.parametrize("empty", [{"vocab": 0}, {"width": 0}])
+def test_an_empty_table_is_left_alone(empty):
+    assert plan_init([table(**empty, target_std=None)], "auto") == ()
+
+
+def test_padding_rows_and_biases_go_with_the_plan():
+    t = table(padding_rows=(0, 7), readouts=(readout(bias=("head.bias",)), readout(bias=("head.bias", "b"))))
+    assert (plan(t).zero_rows, plan(t).biases) == ((0, 7), ("head.bias", "b"))
+
+
+@pytest.mark.parametrize("std", [None, 1e-3, 50.0])
+@pytest.mark.parametrize("build", [table, lambda **f: replace(loose(), **f)], ids=["analytic", "empirical"])
+def test_a_plan_does_not_depend_on_the_present_values(std, build):
+    assert plan(build(std=std)).std == plan(build(std=0.02)).std
+
+
+# Rounds.
+
+
+def test_a_logit_std_in_proportion_to_the_tables_is_divided_out():
+    p = plan(table(hidden_rms=1.2))
+    assert next_std(p, 0.5, table(hidden_rms=1.2))[0] == pytest.approx(1 / (1.2 * ROOT))
+
+
+def test_a_logit_std_that_grows_faster_is_divided_out_by_its_root():
+    p = plan(loose())
+    assert next_std(p, 0.5, loose(logit_std=4.0)) == (0.25, 4.0)
+
+
+@pytest.mark.parametrize("seen", [None, math.nan, math.inf, 0.0])
+def test_what_was_not_measured_changes_nothing(seen):
+    p = plan(table(readout_factor=None))
+    after = table(readout_factor=None, readouts=(readout(logit_std=seen),))
+    assert next_std(p, 0.5, after) == (0.5, None)
+
+
+def test_an_empirical_plan_measures_the_logits_themselves():
+    p = plan(table(), "empirical")
+    after = table(readouts=(readout(logit_std=3.0), readout(logit_std=4.0)))
+    assert measured_logit_std(p, 0.5, after) == pytest.approx(math.sqrt(12.5))
+
+
+def test_an_analytic_plan_measures_the_hidden_state():
+    after = table(hidden_rms=2.0, readouts=(readout(logit_std=3.0),))
+    assert measured_logit_std(plan(table()), 0.5, after) == pytest.approx(2.0 * 0.5 * ROOT)
+
+
+def test_an_analytic_plan_without_a_hidden_rms_falls_back_to_the_logits():
+    after = table(hidden_rms=None, readouts=(readout(logit_std=3.0),))
+    assert measured_logit_std(plan(table()), 0.5, after) == 3.0
+
+
+@pytest.mark.parametrize("start", [1e-3, 0.02, 1.0, 30.0])
+@pytest.mark.parametrize("power", [1.5, 2.0, 2.5])
+def test_damped_rounds_settle_where_undamped_ones_alternate(start, power):
+    """The logit std goes as std**power; at power 2 the undamped step alternates for ever."""
+    p, std = plan(loose()), start
+
+    def logits(std):
+        return (std / 0.125) ** power
+
+    for _ in range(ROUNDS):
+        if abs(logits(std) - 1) <= SETTLED:
+            break
+        std, _ = next_std(p, std, loose(logit_std=logits(std)))
+    assert logits(std) == pytest.approx(1.0, abs=SETTLED)
+    undamped = [start]
+    for _ in range(2):
+        undamped.append(undamped[-1] / logits(undamped[-1]))
+    assert power != 2 or undamped[2] == pytest.approx(start)
