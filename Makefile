@@ -4,7 +4,8 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(shell $(p) $(RECENT) 2>/d
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 ZOO := ../shared/zoo/score.py
 
 .DEFAULT_GOAL := help

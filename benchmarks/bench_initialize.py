@@ -9,8 +9,10 @@ Exit status 1 says that a goal was missed.
 import argparse
 import sys
 
-from measuring import Row, medians, show  # before torch
+from measuring import Row, medians, show
 
+# isort: split
+# What measuring sets must be set before torch is loaded.
 import torch
 
 from tiebeam.backends.torch.weights import table_statistics, write_table
@@ -21,9 +23,7 @@ GOALS = {1: 3.5, 2: 2.0}
 
 def main() -> int:
     """Measure and print; 1 where a goal was missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocab", type=int, default=50257)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--dtype", default="float32")

@@ -11,8 +11,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from measuring import Row, medians, peak_above, show  # before torch
+from measuring import Row, medians, peak_above, show
 
+# isort: split
+# What measuring sets must be set before torch is loaded.
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -71,9 +73,7 @@ def works(name: str, layers: int | None = None) -> dict[str, Work]:
 
 def peak(name: str, work: str) -> float | None:
     """MiB above the loaded model that one call needs, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--peak", name, work], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, __file__, "--peak", name, work], capture_output=True, text=True, check=True)
     said = done.stdout.split()[-1]
     return None if said == "None" else float(said)
 
@@ -85,6 +85,7 @@ def print_peak(name: str, work: str) -> None:
 
 
 def bench_gpt2(runs: int) -> list[Row]:
+    """Rows of GPT-2 small on real weights."""
     todo = works("gpt2")
     plain, grad, traced, seen = medians(runs, *todo.values())
     rows = [
@@ -101,6 +102,7 @@ def bench_gpt2(runs: int) -> list[Row]:
 
 
 def bench_llama(runs: int) -> list[Row]:
+    """Rows of the large Llama on meta."""
     todo = works("llama")
     plain, grad, traced, seen = medians(runs, *todo.values())
     rows = [
@@ -117,9 +119,7 @@ def bench_llama(runs: int) -> list[Row]:
 
 def main() -> int:
     """Measure and print; 1 where a goal was missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--only", nargs="+", choices=tuple(MODELS), default=list(MODELS))
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)

@@ -186,6 +186,20 @@ class Graph:
         return tuple(map(tuple, table))
 
     @cached_property
+    def live(self) -> tuple[bool, ...]:
+        """For each node whether anything that the model returned was computed from it."""
+        wanted = [False] * len(self.values)
+        for v in self.outputs:
+            wanted[v] = True
+        live = [False] * len(self.nodes)
+        for node in reversed(self.nodes):
+            if any(wanted[v] for v in node.outputs):
+                live[node.index] = True
+                for v in node.inputs:
+                    wanted[v] = True
+        return tuple(live)
+
+    @cached_property
     def returned(self) -> frozenset[int]:
         return frozenset(self.outputs)
 

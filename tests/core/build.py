@@ -58,9 +58,7 @@ class Build:
             parameter=parameter,
             fetched=fetched,
         )
-        return self._value(
-            shape, dtype, Origin.LEAF, grad=leaf.trainable, leaf=leaf, number=number, lost=lost
-        )
+        return self._value(shape, dtype, Origin.LEAF, grad=leaf.trainable, leaf=leaf, number=number, lost=lost)
 
     def buffer(self, name: str, shape: Shape = (), **facts: object) -> int:
         return self.leaf(name, shape, parameter=False, **facts)  # type: ignore[arg-type]
@@ -107,9 +105,7 @@ class Build:
         dtype = dtype or self.values[inputs[0]].dtype
         if grad is None:
             grad = self._recorded and any(self.grad[v] for v in inputs)
-        out = self._value(
-            shape, dtype, Origin.NODE, grad=grad, producer=len(self.nodes), number=number, lost=lost
-        )
+        out = self._value(shape, dtype, Origin.NODE, grad=grad, producer=len(self.nodes), number=number, lost=lost)
         attached = tuple(None if self.values[v].origin is Origin.LITERAL else self.grad[v] for v in inputs)
         self.nodes.append(
             Node(len(self.nodes), op, inputs, (out,), tuple(axes), label or op.name.lower(), self._where,
@@ -157,7 +153,9 @@ class Build:
         return self.elementwise(Op.POINTWISE, a, b, dtype="bool", label="eq")
 
     def mask(self, x: int, condition: int | None = None) -> int:
-        return self.elementwise(Op.MASK, x, self.constant(self.shape(x), dtype="bool") if condition is None else condition)
+        if condition is None:
+            condition = self.constant(self.shape(x), dtype="bool")
+        return self.elementwise(Op.MASK, x, condition)
 
     def update(self, x: int, by: int) -> int:
         return self.elementwise(Op.UPDATE, x, by)
@@ -322,8 +320,7 @@ def _broadcast(shapes: Sequence[Shape]) -> Shape:
 def _aligned(shape: Shape, out: Shape) -> Axes:
     shift = len(out) - len(shape)
     return tuple(
-        i - shift if i >= shift and (shape[i - shift] == n or shape[i - shift] != 1) else -1
-        for i, n in enumerate(out)
+        i - shift if i >= shift and (shape[i - shift] == n or shape[i - shift] != 1) else -1 for i, n in enumerate(out)
     )
 
 

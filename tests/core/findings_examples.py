@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.core.facts import ROOT, Fixes, couple, lookup, lookup_table, readout, readout_table, table
+
 from tiebeam.core.facts import Table
 from tiebeam.core.findings import Context, findings_of
 from tiebeam.core.report import Finding
@@ -29,9 +30,7 @@ def case(what: str, *tables: Table, severity: str = "info", fix: str | None = No
 
 
 ON_PURPOSE = {"untied_on_purpose": True}
-ALIASED = table(
-    state="aliased", names=("embed.weight", "head.weight"), readouts=(readout("head.weight", "head"),)
-)
+ALIASED = table(state="aliased", names=("embed.weight", "head.weight"), readouts=(readout("head.weight", "head"),))
 NAMES = {"names": ("embed.weight", "head.weight"), "readouts": (readout(where="head"),)}
 
 
@@ -130,7 +129,7 @@ FIRES: dict[str, tuple[Case, ...]] = {
     "own-token": (case("a stream of mostly the row", table(readouts=(readout(kappa=0.9),))),),
     "lookup-small": (
         case("a plain std", table(lookup_factor=0.1), fix="scale embed by 8"),
-        case("so small that a factor does not do", at_logit_std(0.01, lookup_factor=1.0), fix="scale embed by 8\ninitialize"),
+        case("far too small for a factor", at_logit_std(0.01, lookup_factor=1.0), fix="scale embed by 8\ninitialize"),
         case("two places", table(lookup_factor=0.1, lookups=(lookup(), lookup(where="decoder"))), fix=""),
         case("nothing known of its rows' age", table(lookup_factor=0.1, fresh=None)),
     ),

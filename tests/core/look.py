@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-
 from tests.core.build import Build
+
 from tiebeam.core.contract import contracted
 from tiebeam.core.facts import Lookup, Readout, Table
 from tiebeam.core.provenance import provenance

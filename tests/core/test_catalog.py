@@ -6,11 +6,11 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-
-import tiebeam
 from tests.core import findings_examples
 from tests.core.test_declared_findings import FIRES as DECLARED
 from tests.core.test_declared_findings import found
+
+import tiebeam
 from tiebeam.core.findings import CATALOG, CODES
 
 SOURCE = Path(tiebeam.__file__).parent
@@ -30,9 +30,7 @@ def emitted(text: str) -> list[tuple[str, set[str]]]:
                 if isinstance(target, ast.Name):
                     named[target.id] |= severities(node.value)
     calls = [
-        n
-        for n in ast.walk(tree)
-        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "Finding"
+        n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "Finding"
     ]
     return [(code_of(c), severities(c.args[1]).union(*(named[n] for n in names_in(c.args[1])))) for c in calls]
 
@@ -113,7 +111,9 @@ def test_codes_are_unique_sorted_and_written_alike():
 
 
 def test_the_reader_of_sources_sees_conditional_and_named_severities():
-    text = 'severity = "info" if quiet else "error"\nFinding("a", severity, "")\nFinding("b", "info" if x else "warning", "")'
+    text = (
+        'severity = "info" if x else "error"\nFinding("a", severity, "")\nFinding("b", "info" if x else "warning", "")'
+    )
     assert emitted(text) == [("a", {"info", "error"}), ("b", {"info", "warning"})]
 
 

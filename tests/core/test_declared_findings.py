@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-
 from tests.core.facts import VOCAB, couple, readout, table
+
 from tiebeam.checkpoints.declared import declare
 from tiebeam.checkpoints.declared_findings import declared_findings
 

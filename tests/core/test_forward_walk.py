@@ -3,9 +3,9 @@
 import math
 
 import pytest
-
 from tests.core.build import B, Build, D, T, V, model
 from tests.core.look import lookup_of, readout_of, readouts_of
+
 from tiebeam.ir import Op
 
 
@@ -161,6 +161,36 @@ def test_branches_that_agree_have_their_common_factor():
         return g.add(g.norm(g.mul(x, 3.0)), g.norm(g.div(x, 1 / 3)))
 
     assert lookup_of(model(rows=step)).factor == pytest.approx(3.0)
+
+
+def counts(g):
+    """How many tokens of each row are no padding: (B, 1, 1)."""
+    return g.layout(g.reduce(g.select(pad_mask(g), 2)), (B, 1, 1), (0, 1, -1))
+
+
+@pytest.mark.xfail(strict=True, reason="the walk ends before the sum and gives what each term has")
+@pytest.mark.parametrize(
+    "step",
+    [lambda g, x: g.add(g.mul(x, 2.0), g.mul(x, 2.0)), lambda g, x: g.mul(g.add(g.cast(x), g.cast(x)), 2.0)],
+    ids=["multiples", "casts"],
+)
+def test_a_sum_of_terms_that_are_all_made_from_the_rows_is_their_sum_or_unknown(step):
+    assert lookup_of(model(rows=step)).factor in (4.0, None)
+
+
+@pytest.mark.xfail(strict=True, reason="the factor of the part that comes last is taken")
+@pytest.mark.parametrize("factors", [(2.0, 3.0), (3.0, 2.0)], ids=str)
+def test_parts_that_were_scaled_apart_and_joined_have_no_common_factor(factors):
+    def step(g, x):
+        return g.concat(*(g.mul(x, f) for f in factors), axis=1)
+
+    assert lookup_of(model(rows=step)).factor is None
+
+
+@pytest.mark.xfail(strict=True, reason="whatever came from integers alone is taken for a mask")
+@pytest.mark.parametrize("step", [Build.mul, Build.div], ids=["times", "over"])
+def test_a_count_of_the_inputs_is_no_mask(step):
+    assert lookup_of(model(rows=lambda g, x: step(g, x, counts(g)))).factor is None
 
 
 def test_where_one_branch_ends_the_walk_ends_for_all():

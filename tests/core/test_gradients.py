@@ -1,9 +1,9 @@
 """Whether a gradient of the outputs reaches the table through a role."""
 
 import pytest
-
 from tests.core.build import Build, D, V, model
 from tests.core.look import lookup_of, readout_of
+
 from tiebeam.core.gradients import reached_by_gradients
 
 

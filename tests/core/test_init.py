@@ -4,8 +4,8 @@ import math
 from dataclasses import replace
 
 import pytest
-
 from tests.core.facts import ROOT, couple, lookup_table, readout, readout_table, table
+
 from tiebeam.core.init import ROUNDS, SETTLED, measured_logit_std, next_std, plan_init
 from tiebeam.errors import RangeError
 

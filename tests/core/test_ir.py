@@ -3,8 +3,8 @@
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
-
 from tests.core.build import Build, D, V, model
+
 from tiebeam.errors import TraceError
 from tiebeam.ir import Graph, Node, Op, Origin
 
@@ -31,12 +31,12 @@ def test_a_value_out_of_place_is_refused(graph):
 
 
 def test_a_node_out_of_place_is_refused(graph):
-    with pytest.raises(TraceError, match="node 1 .* malformed"):
+    with pytest.raises(TraceError, match=r"node 1 .* malformed"):
         with_node(graph, 1, index=5).validate()
 
 
 def test_an_operand_without_axes_is_refused(graph):
-    with pytest.raises(TraceError, match="node 0 .* malformed"):
+    with pytest.raises(TraceError, match=r"node 0 .* malformed"):
         with_node(graph, 0, axes=graph.nodes[0].axes[:1]).validate()
 
 

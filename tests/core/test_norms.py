@@ -1,9 +1,9 @@
 """Normalisations, told by what they do; and rows that nothing but a normalisation reads."""
 
 import pytest
-
 from tests.core.build import B, Build, D, T, V, model
 from tests.core.look import lookup_of, readout_of
+
 from tiebeam.core.norms import every_use_normalizes, normalized_upstream, stream_before
 from tiebeam.core.provenance import provenance
 
@@ -19,9 +19,7 @@ NORMS = {
     "RMSNorm with a gain": lambda g, x: g.decomposed_rms_norm(x, gain(g)),
     "RMSNorm with one plus its gain": lambda g, x: g.mul(g.decomposed_rms_norm(x), g.add(gain(g), 1.0)),
     "RMSNorm in another dtype": lambda g, x: g.cast(g.decomposed_rms_norm(g.cast(x, "float64"))),
-    "RMSNorm divided by the root": lambda g, x: g.div(
-        x, g.pointwise(g.add(g.mean(g.pointwise(x, 2.0)), 1e-6), 0.5)
-    ),
+    "RMSNorm divided by the root": lambda g, x: g.div(x, g.pointwise(g.add(g.mean(g.pointwise(x, 2.0)), 1e-6), 0.5)),
     "RMSNorm by a product with itself": lambda g, x: g.mul(
         x, g.pointwise(g.mean(g.mul(x, g.cast(x, "float32"))), -0.5)
     ),
@@ -54,9 +52,7 @@ NO_NORMS = {
     "a square": lambda g, x: g.mul(x, g.cast(x, "float32")),
     "a division by its square": lambda g, x: g.div(x, g.mean(g.pointwise(x, 2.0))),
     "a product with its own size": lambda g, x: g.mul(x, g.pointwise(g.mean(g.pointwise(x, 2.0)), 0.5)),
-    "a large number under the root": lambda g, x: g.div(
-        x, g.pointwise(g.add(g.mean(g.pointwise(x, 2.0)), 1.0), 0.5)
-    ),
+    "a large number under the root": lambda g, x: g.div(x, g.pointwise(g.add(g.mean(g.pointwise(x, 2.0)), 1.0), 0.5)),
     "the size of another": lambda g, x: g.div(x, g.reduce(g.input((B, T, D)), sums=False)),
     "a number": lambda g, x: g.mul(x, 3.0),
     "something unknown": lambda g, x: g.opaque(x),

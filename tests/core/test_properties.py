@@ -7,16 +7,17 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.core.build import B, Build, D, T, V, model
 from tests.core.facts import Fixes, couple, lookup, lookup_table, readout, readout_table, table
 from tests.core.look import Arrays, lookup_of, readout_of, table_of, uses_of
 from tests.core.test_states import drawn
+
 from tiebeam.core.findings import Context, findings_of
 from tiebeam.core.init import plan_init
 from tiebeam.core.report import Finding, Report, TableInit
 from tiebeam.core.tables import build_tables
 
+some = settings(max_examples=30)  # where an example is large
 PLACES = ("rows", "table", "hidden", "logits")
 
 # Steps that multiply: (how to write it, by what). Powers of two make every product exact.
@@ -106,6 +107,7 @@ def test_a_factor_counts_the_same_on_either_side_of_the_gather(steps, split):
     assert lookup_of(g).factor == product(steps)
 
 
+@some
 @given(
     base=st.tuples(ends, own, backwards, ends),
     inserted=st.fixed_dictionaries({
@@ -126,6 +128,7 @@ words = st.text("abcxyz_", min_size=1, max_size=5)
 path = st.lists(words, min_size=1, max_size=3).map(".".join)
 
 
+@some
 @given(name=path, head=path, rows=ends, logits=ends, tied=st.booleans())
 def test_renaming_parameters_changes_no_number(name, head, rows, logits, tied):
     def numbers(name, head):
@@ -231,17 +234,19 @@ couples = st.builds(
 single = st.one_of(st.builds(lookup_table, **facts), st.builds(readout_table, readout_factor=maybe, hidden_rms=maybe))
 several = st.one_of(st.lists(tied_tables, max_size=2).map(tuple), couples, single.map(lambda t: (t,)))
 contexts = st.builds(
-    Context, tables=several, fixes=st.just(Fixes()), untied_on_purpose=st.booleans(), trainable_elsewhere=st.floats(0, 1),
-    body_dtype=st.sampled_from([None, "float32", "bfloat16"]),
+    Context, tables=several, fixes=st.just(Fixes()), untied_on_purpose=st.booleans(),
+    trainable_elsewhere=st.floats(0, 1), body_dtype=st.sampled_from([None, "float32", "bfloat16"]),
     devices=st.dictionaries(st.sampled_from(["", "embed", "head"]), st.sampled_from(["0", "1", "cpu"])),
 )  # fmt: skip
 
 
+@some
 @given(contexts)
 def test_findings_are_a_function_of_the_facts(context):
     assert findings_of(context) == findings_of(replace(context, tables=tuple(replace(t) for t in context.tables)))
 
 
+@some
 @given(contexts)
 def test_findings_come_errors_first_then_warnings_then_infos(context):
     order = ["error", "warning", "info"]
@@ -249,12 +254,14 @@ def test_findings_come_errors_first_then_warnings_then_infos(context):
     assert ranks == sorted(ranks)
 
 
+@some
 @given(contexts)
 def test_every_finding_is_about_a_table_of_the_report_or_the_whole_model(context):
     names = {"", *(n for t in context.tables for n in t.names)}
     assert {f.where for f in findings_of(context)} <= names
 
 
+@some
 @given(contexts)
 def test_the_rules_change_no_fact(context):
     before = [asdict(t) for t in context.tables]
@@ -291,14 +298,14 @@ def plain(value):
     return "NaN" if isinstance(value, float) and math.isnan(value) else value
 
 
-@settings(max_examples=60)
+@some
 @given(reports)
 def test_a_report_goes_through_json_and_back(report):
     data = report.to_dict()
     assert plain(json.loads(json.dumps(data))) == plain(data)
 
 
-@settings(max_examples=60)
+@some
 @given(reports)
 def test_a_report_as_data_holds_every_fact_of_its_tables(report):
     for data, t in zip(report.to_dict()["tables"], report.tables, strict=True):

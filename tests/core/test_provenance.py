@@ -1,8 +1,8 @@
 """Where values come from: token ids stay ids through integer operations, and stop being ids at anything else."""
 
 import pytest
-
 from tests.core.build import B, Build, T, V
+
 from tiebeam.core.numbers import ONE, Factor, is_mask, scalar, uniform
 from tiebeam.core.provenance import IDS, INPUT, INTS, LEAF, RANDOM, provenance
 from tiebeam.ir import Op

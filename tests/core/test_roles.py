@@ -1,9 +1,9 @@
 """Who reads which table in which role, and what only looks like it."""
 
 import pytest
-
 from tests.core.build import B, Build, D, T, V, model
 from tests.core.look import lookup_of, readout_of, reads_of, uses_of
+
 from tiebeam.ir import Op
 
 
@@ -47,9 +47,7 @@ def test_this_is_a_lookup(look):
     assert names(reads.readouts) == {"head.weight"}
 
 
-@pytest.mark.parametrize(
-    ("look", "kind"), [("a gather", "gather"), ("a product with counts of tokens", "product")]
-)
+@pytest.mark.parametrize(("look", "kind"), [("a gather", "gather"), ("a product with counts of tokens", "product")])
 def test_a_lookup_says_how_it_reads(look, kind):
     g = Build()
     g.returned(head(g, body(g, LOOKUPS[look](g, g.leaf("embed.weight", (V, D))))))

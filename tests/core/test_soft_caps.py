@@ -3,7 +3,6 @@
 import math
 
 import pytest
-
 from tests.core.build import V, model
 from tests.core.look import lookup_of, readout_of
 

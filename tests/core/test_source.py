@@ -1,8 +1,8 @@
 """From an operand back to the table: through views, casts, factors; and what is not the table itself."""
 
 import pytest
-
 from tests.core.build import Build, D, T, V
+
 from tiebeam.core.provenance import provenance
 from tiebeam.core.source import DEPTH, source_of
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from tests.core.build import Build, D, V, model
 from tests.core.look import always, never, table_of, tables_of
 

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-
 from tests.core.build import Build, D, V, model
 from tests.core.look import table_of, tables_of
 from tests.core.test_states import drawn, pair
@@ -190,7 +189,9 @@ def test_the_share_of_repeated_tokens_lowers_the_first_loss():
 def test_a_table_is_trainable_where_one_of_its_parameters_is():
     g = pair(embed={"storage": 3, "trainable": False}, head={"storage": 3})
     assert table_of(g).trainable
-    assert not table_of(pair(embed={"storage": 3, "trainable": False}, head={"storage": 3, "trainable": False})).trainable
+    assert not table_of(
+        pair(embed={"storage": 3, "trainable": False}, head={"storage": 3, "trainable": False})
+    ).trainable
 
 
 def test_a_table_says_its_dtype_and_which_axis_is_the_vocabulary():

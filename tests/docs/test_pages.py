@@ -61,9 +61,7 @@ def run_session(source: str, space: dict[str, object], name: str, line: int) -> 
         raise failure.exc_info[1] from None
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if FENCE.search(p.read_text("utf-8"))], ids=lambda p: p.name
-)
+@pytest.mark.parametrize("page", [p for p in PAGES if FENCE.search(p.read_text("utf-8"))], ids=lambda p: p.name)
 def test_every_example_of_the_page_runs_and_prints_what_the_page_says(
     page: Path, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,9 +160,7 @@ def test_every_direct_dependency_is_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     extras = project["project"]["optional-dependencies"].values()
     groups = project["dependency-groups"].values()
-    asked = [
-        r for rs in (project["project"]["dependencies"], *extras, *groups) for r in rs if isinstance(r, str)
-    ]
+    asked = [r for rs in (project["project"]["dependencies"], *extras, *groups) for r in rs if isinstance(r, str)]
     names = {re.split(r"[\[><=]", requirement)[0].lower() for requirement in asked} - {"tiebeam"}
     assert names <= {name.lower().replace("_", "-") for name in pinned()}
 

@@ -34,9 +34,7 @@ def test_importing_tiebeam_loads_no_framework_and_no_terminal_library() -> None:
 
 
 def test_naming_every_public_thing_loads_no_framework() -> None:
-    assert_loads_none_of(
-        FRAMEWORKS + TERMINAL, "import tiebeam; [getattr(tiebeam, name) for name in tiebeam.__all__]"
-    )
+    assert_loads_none_of(FRAMEWORKS + TERMINAL, "import tiebeam; [getattr(tiebeam, name) for name in tiebeam.__all__]")
 
 
 @pytest.mark.parametrize("args", [["--help"], ["inspect", "--help"], ["init", "--help"], ["demo", "--help"]])

@@ -31,9 +31,7 @@ FAMILY_WORDS = re.compile(
 
 
 def sources(*where: str) -> list[Path]:
-    found = [
-        path for w in where for path in ([PACKAGE / w] if w.endswith(".py") else (PACKAGE / w).rglob("*.py"))
-    ]
+    found = [path for w in where for path in ([PACKAGE / w] if w.endswith(".py") else (PACKAGE / w).rglob("*.py"))]
     assert found, f"nothing to check under {where}"
     return sorted(found)
 
@@ -106,9 +104,7 @@ def test_a_backend_imports_no_other_backend(own: str) -> None:
     others = {f"tiebeam.backends.{name}" for name in backends() if name != own}
     for path in sources(f"backends/{own}"):
         for name in imports(ast.parse(path.read_text(encoding="utf-8"))):
-            assert not any(name == o or name.startswith(o + ".") for o in others), (
-                f"{path.name} imports {name}"
-            )
+            assert not any(name == o or name.startswith(o + ".") for o in others), f"{path.name} imports {name}"
 
 
 def test_no_family_and_no_config_field_is_named_in_core_or_backends() -> None:

@@ -11,7 +11,7 @@ ON_PURPOSE = {"init-scale", "frozen-both-roles"}  # a table drawn at 0.3, a tabl
 TWO_TABLES = {"NormalisedItems"}  # normalised at one end alone: a warning is right
 
 
-@pytest.mark.parametrize("build", all_of("codebases"))
+@pytest.mark.parametrize("build", all_of("codebases", "families", "habits"))
 def test_models_of_popular_code_bases_are_read_right(build: Builder) -> None:
     case = build()
     report = tiebeam.inspect(case.model, case.inputs)
@@ -25,7 +25,7 @@ def test_models_of_popular_code_bases_are_read_right(build: Builder) -> None:
         check_factors(table, truth)
 
 
-@pytest.mark.parametrize("build", [p for p in all_of("codebases") if p.id not in TWO_TABLES])
+@pytest.mark.parametrize("build", [p for p in all_of("codebases", "families", "habits") if p.id not in TWO_TABLES])
 def test_nothing_is_said_against_them(build: Builder) -> None:
     case = build()
     findings = tiebeam.inspect(case.model, case.inputs).findings
@@ -34,7 +34,7 @@ def test_nothing_is_said_against_them(build: Builder) -> None:
 
 
 def test_initializing_leaves_layers_alone_that_are_as_wide_as_the_vocabulary() -> None:
-    case = load()["codebases"]["byte_level_with_cache"]()
+    case = load()["families"]["byte_level_with_cache"]()
     before = {n: p.detach().clone() for n, p in case.model.named_parameters()}
     tiebeam.initialize(case.model, case.inputs)
     moved = {n for n, p in case.model.named_parameters() if not torch.equal(p, before[n])}
@@ -42,7 +42,7 @@ def test_initializing_leaves_layers_alone_that_are_as_wide_as_the_vocabulary() -
 
 
 def test_a_table_whose_std_changes_nothing_keeps_a_sane_one() -> None:
-    case = load()["codebases"]["CosineInBothRoles"]()
+    case = load()["habits"]["CosineInBothRoles"]()
     tiebeam.initialize(case.model, case.inputs)
     assert 0.01 < float(case.model.table.detach().std()) < 10
 

@@ -118,9 +118,7 @@ def test_an_architecture_without_truth_has_nothing_to_mend_either(part: int, sco
 
 
 @pytest.mark.parametrize("part", range(0, PARTS, 4))
-def test_without_truth_meta_tells_the_same_as_the_weights_or_says_why_not(
-    part: int, score: ModuleType
-) -> None:
+def test_without_truth_meta_tells_the_same_as_the_weights_or_says_why_not(part: int, score: ModuleType) -> None:
     compared = 0
     for name in without_truth(score, part):
         model, inputs = built(score, name)

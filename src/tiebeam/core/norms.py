@@ -204,7 +204,7 @@ def every_use_normalizes(graph: Graph, value: int, lookup: str = "") -> bool:
     while queue:
         index = heapq.heappop(queue)
         node = graph.nodes[index]
-        if index in seen or _dead(graph, node):
+        if index in seen or not graph.live[index]:
             continue
         seen.add(index)
         d = None if node.op is Op.DOT else degree(graph, node, known)
@@ -227,7 +227,3 @@ def _in_a_block(where: str, lookup: str) -> bool:
     """Whether a path leads into an indexed module ("layers.0.norm") that does not hold `lookup`."""
     parts, other = where.split("."), lookup.split(".")
     return any(p.isdigit() and parts[: i + 1] != other[: i + 1] for i, p in enumerate(parts[:-1]))
-
-
-def _dead(graph: Graph, node: Node) -> bool:
-    return not any(graph.consumers[v] or v in graph.returned for v in node.outputs)

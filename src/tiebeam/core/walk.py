@@ -106,7 +106,7 @@ class Forward:
                 continue
             done.add(v)
             nodes = [self.graph.nodes[i] for i in self.graph.consumers[v]]
-            steps = [(n, self.step(n, v)) for n in nodes if self._alive(n)]
+            steps = [(n, self.step(n, v)) for n in nodes if self.graph.live[n.index]]
             if not steps or v in self.graph.returned or any(s is None for _, s in steps):
                 self.walk.ends.append((v, self.states[v]))
                 continue
@@ -115,9 +115,6 @@ class Forward:
                     self.states[n.output] = state
                     heapq.heappush(queue, (n.index, n.output))
         return self.walk
-
-    def _alive(self, node: Node) -> bool:
-        return any(self.graph.consumers[o] or o in self.graph.returned for o in node.outputs)
 
     def step(self, node: Node, v: int) -> State | None:
         """The state behind `node`, or None where it ends the walk."""

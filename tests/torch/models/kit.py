@@ -105,6 +105,8 @@ def load() -> dict[str, dict[str, Builder]]:
         bad,
         codebases,
         factors,
+        families,
+        habits,
         lookups,
         none,
         readouts,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tiebeam.backends.torch.names import Names
 from tiebeam.ir import Leaf, Origin
@@ -38,8 +39,9 @@ def leaf_number(t: torch.Tensor) -> dict[str, Any]:
     if 1 < t.numel() == max(t.shape, default=0) <= VECTOR and t.is_floating_point() and type(t) in _PLAIN:
         if t.device.type == "meta":
             return {}
-        low, high = torch.aminmax(t.detach())
-        return {"number": float(low)} if bool(low == high) else {}
+        with _disable_current_modes():
+            low, high = torch.aminmax(t.detach())
+            return {"number": float(low)} if bool(low == high) else {}
     return number_of(t)
 
 
@@ -50,7 +52,8 @@ def number_of(t: torch.Tensor) -> dict[str, Any]:
     if t.device.type == "meta":
         return {"lost": True}
     try:
-        return {"number": float(t.detach())}
+        with _disable_current_modes():  # a fake mode further out refuses real tensors
+            return {"number": float(t.detach())}
     except (NotImplementedError, RuntimeError):  # fake and quantised tensors have no elements to read
         return {"lost": True}
 

@@ -3,11 +3,13 @@
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tiebeam.backends.torch.ledger import number_of
 from tiebeam.backends.torch.record import READS_OUT, Recorder
 from tiebeam.backends.torch.schema import Schema
-from tiebeam.backends.torch.shadow import LIMIT, Shadows, tensors_in
+from tiebeam.backends.torch.shadow import LIMIT, Shadows, tensors_in, valueless
 from tiebeam.errors import TraceError
 
 
@@ -18,23 +20,25 @@ class MetaRecorder(Recorder):
     those are unknown, so that control flow goes on; what is made up is remembered in `answers`.
     """
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, fake: FakeTensorMode | None = None) -> None:
         super().__init__(*args)
+        self.fake = fake
         self.shadows = Shadows()
         self._beside: dict[int, torch.Tensor] = {}
 
     def give(self, t: torch.Tensor, value: int) -> None:
         """A companion for an integer input whose elements nobody knows: ones (a token, a kept position)."""
-        if t.device.type == "meta" and not t.is_floating_point() and t.numel() <= LIMIT:
-            self.shadows.of[value] = torch.ones(t.shape, dtype=t.dtype)
+        if valueless(t) and not t.is_floating_point() and t.numel() <= LIMIT:
+            with _disable_current_modes():
+                self.shadows.of[value] = torch.ones(t.shape, dtype=t.dtype, device="cpu")
 
     def run(self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any]) -> Any:
         try:
-            if schema.name in READS_OUT and _any_meta(args):
+            if schema.name in READS_OUT and _any_valueless(args):
                 return self._answer(func, args, kwargs)
             return func(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
-            if not _any_meta((args, kwargs)):
+            if not _any_valueless((args, kwargs)):
                 raise
             return self._instead(func, schema, args, kwargs, error)
 
@@ -59,7 +63,7 @@ class MetaRecorder(Recorder):
         return made
 
     def _to_meta(self, made: torch.Tensor) -> torch.Tensor:
-        out = made.to("meta")
+        out = made.to("meta") if self.fake is None else self.fake.from_tensor(made)
         if made.numel() <= LIMIT:
             self._beside[id(out)] = made
         return out
@@ -79,12 +83,12 @@ class MetaRecorder(Recorder):
         shadow = self._beside.pop(id(t), None)
         if shadow is not None:
             self.shadows.of[value] = shadow
-        elif t.device.type == "meta":
+        elif valueless(t):
             self.shadows.unknown.add(value)
 
 
-def _any_meta(args: Any) -> bool:
-    return any(t.device.type == "meta" for t in tensors_in(args))
+def _any_valueless(args: Any) -> bool:
+    return any(valueless(t) for t in tensors_in(args))
 
 
 def _untraceable(schema: Schema, where: str) -> TraceError:

@@ -10,6 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+def valueless(t: torch.Tensor) -> bool:
+    """Whether a tensor has no elements to read: on meta, or fake."""
+    return t.device.type == "meta" or isinstance(t, FakeTensor)
+
 
 LIMIT = 1 << 16  # elements of a shadow: masks and positions, never activations
 
@@ -46,7 +54,7 @@ class Shadows:
 
     def give(self, value: int, t: torch.Tensor) -> torch.Tensor:
         """The companion of a meta tensor, made up where it is unknown."""
-        if t.device.type != "meta":
+        if not valueless(t):
             return t
         if value not in self.of:
             if t.numel() > LIMIT:
@@ -64,16 +72,17 @@ class Shadows:
         Must be called before the ledger gives written tensors their new version.
         """
         results = tensors_in(out)
-        if not results or any(t.device.type != "meta" or t.numel() > LIMIT for t in results):
+        if not results or any(not valueless(t) or t.numel() > LIMIT for t in results):
             return {}
         read = tensors_in((args, kwargs))
-        missing = {value(t) for t in read if t.device.type == "meta"} - self.of.keys()
+        missing = {value(t) for t in read if valueless(t)} - self.of.keys()
         if missing:
             self.unknown |= missing
             return {}
         if not read and all(t.is_floating_point() and t.numel() > 1 for t in results):
             return {}  # a fresh float tensor: nothing will ask for its elements
-        made = func(*self._on_cpu(args, value), **self._on_cpu(kwargs, value))
+        with _disable_current_modes():  # a fake mode further out would make them fake again
+            made = func(*self._on_cpu(args, value), **self._on_cpu(kwargs, value))
         return dict(zip(map(id, results), tensors_in(made), strict=True))
 
     def answer(
@@ -89,12 +98,13 @@ class Shadows:
             invented |= v in self.invented
             return given
 
-        return func(*map_tensors(args, companion), **map_tensors(kwargs, companion)), invented
+        with _disable_current_modes():
+            return func(*map_tensors(args, companion), **map_tensors(kwargs, companion)), invented
 
     def _on_cpu(self, args: Any, value: Callable[[torch.Tensor], int]) -> Any:
         def cpu(a: Any) -> Any:
             if isinstance(a, torch.Tensor):
-                return self.of[value(a)].clone() if a.device.type == "meta" else a
+                return self.of[value(a)].clone() if valueless(a) else a
             if isinstance(a, torch.device):
                 return torch.device("cpu")
             if isinstance(a, (list, tuple)):

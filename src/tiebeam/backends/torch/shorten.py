@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from tiebeam.backends.torch.shadow import valueless
+
 
 def shorter_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Crops of every sequence axis, to different lengths, the largest id replaced by the smallest.
@@ -30,7 +32,7 @@ def shorter_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[
                 t = t.narrow(axis, 0, n)
         if batch and rows != batch and t.ndim and t.shape[0] == batch:
             t = t[:rows] if rows < batch else torch.cat([t, t])
-        if not t.is_floating_point() and t.dtype != torch.bool and t.device.type != "meta" and t.numel() > 1:
+        if not t.is_floating_point() and t.dtype != torch.bool and not valueless(t) and t.numel() > 1:
             low, high = t.min(), t.max()
             t = torch.where(t == high, low, t) if high - low > 1 else t
         return t.clone()

@@ -3,13 +3,13 @@
 import dataclasses
 import gc
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tiebeam.backends.protocol import RefusedError
 from tiebeam.backends.torch.ledger import Ledger
@@ -19,6 +19,7 @@ from tiebeam.backends.torch.meta import MetaRecorder
 from tiebeam.backends.torch.names import Names
 from tiebeam.backends.torch.record import Recorder
 from tiebeam.backends.torch.session import module_paths, neutral, unwrapped
+from tiebeam.backends.torch.shadow import map_tensors, valueless
 from tiebeam.errors import TiebeamError
 from tiebeam.ir import Graph, Origin
 
@@ -72,16 +73,20 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *,
     names = Names(model)
     ledger = Ledger(names)
     measures = Measures(ledger.drafts, logits=logits)
+    fake = next((t.fake_mode for t in names.held.values() if isinstance(t, FakeTensor)), None)
+    if fake is not None:
+        args, kwargs = _faked(fake, args), _faked(fake, dict(kwargs))
     given = list(tensors_of((args, dict(kwargs))))
-    meta = any(_valueless(t) for t in [*given, *names.held.values()])
-    recorder = (MetaRecorder if meta else Recorder)(ledger, measures, _protected(names, ledger))
+    meta = any(valueless(t) for t in [*given, *names.held.values()])
+    protected = _protected(names, ledger)
+    recorder = MetaRecorder(ledger, measures, protected, fake=fake) if meta else Recorder(ledger, measures, protected)
     inputs = []
     for t in given:
         inputs.append(ledger.output(t, ledger.place(t), Origin.INPUT, True))
         if isinstance(recorder, MetaRecorder):
             recorder.give(t, inputs[-1])
     try:
-        with neutral(model), module_paths(model, recorder.modules), recorder:
+        with fake or nullcontext(), neutral(model), module_paths(model, recorder.modules), recorder:
             result = _run(model, args, kwargs)
     finally:
         with torch.no_grad():
@@ -138,8 +143,9 @@ def _finish(
     return Trace(graph, tensors, recorder.items)
 
 
-def _valueless(t: torch.Tensor) -> bool:
-    return t.device.type == "meta" or isinstance(t, FakeTensor)
+def _faked(mode: FakeTensorMode, tree: Any) -> Any:
+    """Inputs as fake tensors of the model's own mode: it takes no others."""
+    return map_tensors(tree, lambda t: t if isinstance(t, FakeTensor) else mode.from_tensor(t))
 
 
 def _protected(names: Names, ledger: Ledger) -> dict[int, torch.Tensor]:
