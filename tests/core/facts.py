@@ -50,7 +50,7 @@ def table(**changes: Any) -> Table:
     if not facts["readouts"]:
         facts["readout_factor"] = facts["hidden_rms"] = None
     factor, rms = facts["readout_factor"], facts["hidden_rms"]
-    if facts["readouts"] and factor and rms and facts["width"]:
+    if facts["readouts"] and factor and rms and math.isfinite(rms) and facts["width"]:
         facts.setdefault("target_std", moments.target_std_readout(factor, rms, facts["width"]))
         facts.setdefault("lr_ratio", moments.lr_ratio(factor, rms))
     elif not facts["readouts"] and facts["lookup_factor"]:

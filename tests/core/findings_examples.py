@@ -1,5 +1,6 @@
 """For each finding of core what makes it speak, and what is close to that and must not."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +43,7 @@ HEALTHY = case("a healthy tied table", table())
 
 FIRES: dict[str, tuple[Case, ...]] = {
     "no-table": (case("no table at all"),),
+    "no-logits": (case("token ids alone returned", lookup_table(), severity="warning", silent=True),),
     "aliased-storage": (
         case("two parameters on one storage", ALIASED, severity="error", fix="tie embed.weight to head.weight"),
     ),
@@ -113,6 +115,7 @@ FIRES: dict[str, tuple[Case, ...]] = {
     "empty-table": (case("no rows", table(vocab=0, target_std=None), severity="warning"),),
     "non-finite": (
         case("a NaN", table(finite=False, std=None), severity="error", fix="initialize"),
+        case("a hidden state that overflows", table(hidden_rms=math.inf), severity="error", fix=""),
     ),
     "constant-rows": (
         case("ones", table(constant=True, std=1.0), severity="warning", fix="initialize"),
@@ -145,6 +148,7 @@ FIRES: dict[str, tuple[Case, ...]] = {
 
 SILENT: dict[str, tuple[Case, ...]] = {
     "no-table": (HEALTHY,),
+    "no-logits": (HEALTHY, case("a lookup without a readout", lookup_table())),
     "aliased-storage": (HEALTHY, case("two names of one object", table(**NAMES))),
     "gradient-cut": (HEALTHY, case("a frozen table", table(trainable=False))),
     "untied": (HEALTHY, case("a copy", *couple("copy", 0.0)), case("a drifted pair", *couple("drifted", 0.1))),

@@ -203,6 +203,18 @@ def test_where_one_branch_ends_the_walk_ends_for_all():
     assert lookup_of(model(rows=step)).factor == 2.0
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_norm_that_casts_first_does_not_move_the_end_of_the_walk(dtype):
+    """A norm written for bfloat16 casts to float32 on its branch; in float32 it does not."""
+
+    def step(g, x):
+        x = g.mul(x, 2.0)
+        y = g.cast(x, "float32") if dtype == "bfloat16" else x
+        return g.add(g.cast(g.norm(y), dtype), g.mul(x, 4.0))
+
+    assert lookup_of(model(rows=step)).factor == 2.0
+
+
 def test_a_branch_that_nobody_reads_does_not_count():
     def step(g, x):
         x = g.mul(x, 2.0)
@@ -283,6 +295,22 @@ def test_a_bias_over_the_vocabulary_is_named_once():
         return g.add(g.add(z, bias), g.mul(bias, 0.5))
 
     assert readout_of(model(logits=step)).bias == ("head.bias",)
+
+
+def test_a_bias_times_a_number_is_the_bias_and_times_a_vector_is_not():
+    def biases(by):
+        def logits(g, z):
+            bias = g.leaf("head.bias", (V,))
+            return g.add(z, g.mul(bias, 0.5 if by is None else g.leaf("gain", by)))
+
+        return readout_of(model(logits=logits)).bias
+
+    assert (biases(None), biases((V,))) == (("head.bias",), ())
+
+
+def test_what_is_computed_from_leaves_is_no_bias():
+    readout = readout_of(model(logits=lambda g, z: g.add(z, g.tanh(g.leaf("prior", (V,))))))
+    assert (readout.bias, readout.factor) == ((), 1.0)
 
 
 def test_a_bias_that_is_a_number_per_position_is_none_over_the_vocabulary():

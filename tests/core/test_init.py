@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.core.facts import ROOT, couple, lookup_table, readout, readout_table, table
 
-from tiebeam.core.init import ROUNDS, SETTLED, measured_logit_std, next_std, plan_init
+from tiebeam.core.init import ROUNDS, SETTLED, has_no_effect, measured_logit_std, next_std, plan_init
 from tiebeam.errors import RangeError
 
 
@@ -122,6 +122,12 @@ def test_a_plan_does_not_depend_on_the_present_values(std, build):
     assert plan(build(std=std)).std == plan(build(std=0.02)).std
 
 
+def test_a_square_matrix_that_is_only_multiplied_could_be_a_layer_and_is_left_alone():
+    assert plan_init([readout_table(vocab=64, width=64)], "auto") == ()
+    assert len(plan_init([table(vocab=64, width=64)], "auto")) == 1
+    assert len(plan_init([lookup_table(vocab=64, width=64)], "auto")) == 1
+
+
 # Rounds.
 
 
@@ -140,6 +146,22 @@ def test_what_was_not_measured_changes_nothing(seen):
     p = plan(table(readout_factor=None))
     after = table(readout_factor=None, readouts=(readout(logit_std=seen),))
     assert next_std(p, 0.5, after) == (0.5, None)
+
+
+@pytest.mark.parametrize("rms", [math.inf, math.nan])
+def test_a_hidden_state_that_is_not_finite_measures_nothing(rms):
+    p = plan(table())
+    assert next_std(p, 0.5, table(hidden_rms=rms)) == (0.5, None)
+
+
+def test_logits_that_follow_the_std_in_any_power_have_an_effect():
+    for power in (0.5, 1.0, 2.0):
+        assert not has_no_effect((0.1, 3.0), (0.2, 3.0 * 2**power))
+
+
+@pytest.mark.parametrize("after", [3.0, 3.1, 2.9])
+def test_logits_that_stay_where_they_were_show_that_the_std_has_no_effect(after):
+    assert has_no_effect((0.1, 3.0), (0.2, after))
 
 
 def test_an_empirical_plan_measures_the_logits_themselves():

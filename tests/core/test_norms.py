@@ -158,6 +158,13 @@ def test_rows_that_are_returned_are_not_normalised_at_once():
     assert not lookup_of(g).norm_after
 
 
+def test_rows_whose_sizes_are_returned_are_not_normalised_at_once():
+    g = Build()
+    rows = g.gather(g.leaf("embed.weight", (V, D)), g.input_ids())
+    g.returned(g.norm(rows), g.pointwise(rows, 1.0, label="abs"))
+    assert not lookup_of(g).norm_after
+
+
 def post_norm(g, x):
     """norm(x + W x): the stream itself is normalised, but its weight reads the rows as they are."""
     return g.norm(g.add(x, g.dot(x, g.leaf("w", (D, D)))))

@@ -62,7 +62,7 @@ PASSED = {
     "reshape": lambda g, x: g.unflatten(g.flatten(x)),
 }
 passed = st.sampled_from(sorted(PASSED)).map(lambda k: (PASSED[k], 1.0))
-on_the_table = st.sampled_from(["layout", "cast", "slice"]).map(lambda k: (PASSED[k], 1.0))
+on_the_table = st.sampled_from(["layout", "cast", "slice", "dropout"]).map(lambda k: (PASSED[k], 1.0))
 
 
 def chain(steps):
@@ -234,7 +234,7 @@ couples = st.builds(
 single = st.one_of(st.builds(lookup_table, **facts), st.builds(readout_table, readout_factor=maybe, hidden_rms=maybe))
 several = st.one_of(st.lists(tied_tables, max_size=2).map(tuple), couples, single.map(lambda t: (t,)))
 contexts = st.builds(
-    Context, tables=several, fixes=st.just(Fixes()), untied_on_purpose=st.booleans(),
+    Context, tables=several, fixes=st.just(Fixes()), untied_on_purpose=st.booleans(), silent=st.booleans(),
     trainable_elsewhere=st.floats(0, 1), body_dtype=st.sampled_from([None, "float32", "bfloat16"]),
     devices=st.dictionaries(st.sampled_from(["", "embed", "head"]), st.sampled_from(["0", "1", "cpu"])),
 )  # fmt: skip

@@ -36,6 +36,14 @@ def test_executions_that_differ_are_records_of_their_own():
     assert [(r.factor, r.count) for r in readouts_of(g)] == [(2.0, 2), (3.0, 1)]
 
 
+def test_rows_that_are_normalised_in_one_execution_alone_are_two_records():
+    g = Build()
+    w = g.leaf("embed.weight", (V, D))
+    first, second = (g.gather(w, g.input_ids()) for _ in range(2))
+    g.returned(g.dot(g.norm(g.residual(g.add(g.norm(first), g.pointwise(second)))), w))
+    assert [(r.norm_after, r.count) for r in lookups_of(g)] == [(True, 1), (False, 1)]
+
+
 def test_two_places_are_two_records_though_their_facts_are_equal():
     g = Build()
     w = g.leaf("shared.weight", (V, D))
@@ -62,7 +70,7 @@ def test_the_root_mean_square_of_nothing_is_unknown():
 
 
 def test_a_table_that_one_role_reads_through_a_mask_is_said_to_be_reparametrised_there():
-    g = model(table=Build.dropout)
+    g = model(table=Build.mask)
     assert readout_of(g).reparametrized
     assert not lookup_of(g).reparametrized
 

@@ -179,6 +179,29 @@ def test_layers_of_the_body_are_no_readouts_though_they_are_as_large():
     assert names(reads_of(g.graph()).readouts) == {"head.weight"}
 
 
+def test_layers_of_the_body_are_no_readouts_where_hidden_states_are_returned_as_well():
+    g = Build()
+    x = g.gather(g.leaf("embed.weight", (D, D)), g.input_ids())
+    states = [x := g.residual(x, f"layers.{i}") for i in range(2)]
+    g.returned(g.dot(g.norm(x), g.leaf("head.weight", (D, D))), *states)
+    assert names(reads_of(g.graph()).readouts) == {"head.weight"}
+
+
+def test_without_a_head_the_layers_of_a_residual_stream_are_none():
+    g = Build()
+    x = g.gather(g.leaf("embed.weight", (D, D)), g.input_ids())
+    g.returned(g.residual(g.residual(x), "layers.1"))
+    assert reads_of(g.graph()).readouts == ()
+
+
+def test_layers_are_no_readouts_beside_a_tied_one_where_hidden_states_are_returned_as_well():
+    g = Build()
+    w = g.leaf("embed.weight", (D, D))
+    y = g.pointwise(g.dot(g.gather(w, g.input_ids()), g.leaf("layer.weight", (D, D))))
+    g.returned(g.dot(g.norm(y), w), y)
+    assert names(reads_of(g.graph()).readouts) == {"embed.weight"}
+
+
 def test_a_feed_forward_layer_as_wide_as_the_vocabulary_is_no_readout():
     def ffn(g, x):
         y = g.pointwise(g.dot(g.norm(x), g.leaf("up.weight", (V, D))))

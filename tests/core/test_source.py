@@ -19,6 +19,8 @@ PATHS = {
     "transposed": (lambda g, w: g.transpose(w), (1, 0)),
     "transposed twice": (lambda g, w: g.transpose(g.transpose(w)), (0, 1)),
     "cast": (lambda g, w: g.cast(w), (0, 1)),
+    "dropout": (lambda g, w: g.dropout(w), (0, 1)),
+    "dropout written as a product": (lambda g, w: g.mul(w, g.random((V, 1))), (0, 1)),
     "cast and copied transposed": (lambda g, w: g.cast(g.transpose(g.cast(w))), (1, 0)),
     "sliced": (lambda g, w: g.slice(w, 0, V - 4), (0, 1)),
     "gathered from shards": (lambda g, w: g.concat(g.slice(w, 0, V // 2), g.slice(w, 0, V // 2), axis=0), (0, 1)),
@@ -34,7 +36,6 @@ def test_a_table_is_found_behind(step, axes):
 
 
 ALTERED = {
-    "dropout": lambda g, w: g.dropout(w),
     "a mask": lambda g, w: g.mask(w),
     "a low-rank product added": lambda g, w: g.add(w, g.leaf("delta", (V, D))),
     "a vector": lambda g, w: g.mul(w, g.leaf("gain", (D,))),
@@ -92,6 +93,12 @@ def test_a_parameter_counts_rather_than_the_buffer_it_is_mixed_with():
 def test_a_detached_table_is_read_without_its_gradient():
     g = Build()
     assert not source(g, g.detach(g.leaf("embed.weight", (V, D)))).attached
+
+
+def test_a_detached_table_stays_cut_off_under_what_is_trained_on_top_of_it():
+    g = Build()
+    found = source(g, g.add(g.detach(g.leaf("embed.weight", (V, D))), g.leaf("delta", (D,))))
+    assert (found.leaf.name, found.attached) == ("embed.weight", False)
 
 
 def test_a_table_is_not_looked_for_without_end():

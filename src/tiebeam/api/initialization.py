@@ -1,13 +1,13 @@
 """`tiebeam.initialize`."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from tiebeam.api.inspection import report_of
+from tiebeam.api.inspection import report_of, silent
 from tiebeam.api.look import Look, look
 from tiebeam.core.findings import in_order
-from tiebeam.core.init import ROUNDS, SETTLED, Mode, TablePlan, next_std, plan_init
+from tiebeam.core.init import ROUNDS, SETTLED, Mode, TablePlan, could_be_a_layer, has_no_effect, next_std, plan_init
 from tiebeam.core.report import Finding, Report, TableInit
 from tiebeam.errors import InputError, RangeError, TraceError
 
@@ -58,6 +58,12 @@ def initialize(
         raise RangeError("the seed is no natural number", got=repr(seed), expected="an integer of 0 or above")
     seen = look(model, inputs)
     meta = bool(seen.traced.graph.meta)
+    if silent(seen):
+        raise InputError(
+            f"{seen.model.name} returned no float tensor on these inputs, so its readout cannot be seen",
+            expected="logits or a loss, as tensors",
+            hint="pass inputs with which it returns them",
+        )
     plans = plan_init(seen.tables, mode, meta=meta)
     if meta:
         return replace(
@@ -76,49 +82,76 @@ def _leaf(seen: Look, plan: TablePlan) -> Any:
     )
 
 
+@dataclass
+class _Round:
+    """One table on its way: what was written last and what came of it."""
+
+    plan: TablePlan
+    std: float
+    measured: float | None = None
+    rounds: int = 0
+    settled: bool = True
+    why: str = ""
+
+    def learn(self, table: Any) -> bool:
+        """Take a measurement in; whether another round is needed."""
+        before = None if self.measured is None else (self.std_before, self.measured)
+        following, self.measured = next_std(self.plan, self.std, table)
+        if self.plan.final or not self.plan.table.readouts:
+            return False
+        self.settled = self.measured is not None and abs(self.measured - 1) <= SETTLED
+        if self.settled or self.measured is None or self.why or self.rounds == ROUNDS:
+            return False
+        self.rounds += 1
+        if before is not None and has_no_effect(before, (self.std, self.measured)):
+            self.why, following = (
+                "the logits do not follow the table's std: the model normalises the table",
+                self.plan.std,
+            )
+        self.std_before, self.std = self.std, following
+        return True
+
+    std_before: float = 0.0
+
+
 def _write(seen: Look, plans: Sequence[TablePlan], seed: int) -> Report:
     """Write, measure, and write again until what has to be measured has settled."""
-    stds = [p.std for p in plans]
+    rounds = [_Round(p, p.std) for p in plans]
     zeroed = tuple(b for p in plans for b in seen.model.zero(seen.traced, p.biases))
-    rounds = [0] * len(plans)
-    measured: list[float | None] = [None] * len(plans)
-    settled = [True] * len(plans)
-    pending = list(range(len(plans)))
-    now, trouble = seen, ""
-    for _ in range(ROUNDS + 1):
-        for i in pending:
-            p = plans[i]
+    now, trouble, pending = seen, "", rounds
+    while pending or now is seen:
+        for r in pending:
+            p = r.plan
             seen.model.write(
-                seen.traced, _leaf(seen, p), vocab_axis=p.table.vocab_axis, seed=seed, ordinal=p.ordinal,
-                std=stds[i], zero_rows=p.zero_rows,
+                seen.traced, _leaf(seen, p), vocab_axis=p.table.vocab_axis, seed=seed, ordinal=p.ordinal, std=r.std,
+                zero_rows=p.zero_rows,
             )  # fmt: skip
         try:
             now = seen.again(logits=True)
         except (InputError, TraceError) as error:  # it ran before the write: say so, and stop measuring
             trouble = str(error).splitlines()[0]
             break
-        again = []
-        for i, p in enumerate(plans):
-            table = _table(now, p)
-            following, measured[i] = next_std(p, stds[i], table)
-            if p.final or not p.table.readouts or i not in pending:
-                continue
-            settled[i] = measured[i] is not None and abs(measured[i] - 1) <= SETTLED  # type: ignore[operator]
-            if settled[i] or measured[i] is None or rounds[i] == ROUNDS:
-                continue
-            rounds[i] += 1
-            stds[i] = following
-            again.append(i)
-        pending = again
-        if not pending:
-            break
+        pending = [r for r in pending if r.learn(_table(now, r.plan))]
     report = report_of(now)
     inits = tuple(
-        _done(p, stds[i], _table(now, p), measured[i], rounds[i], seed=seed, settled=settled[i], zeroed=zeroed)
-        for i, p in enumerate(plans)
+        _done(
+            r.plan, r.std, _table(now, r.plan), r.measured, r.rounds, seed=seed, settled=r.settled and not trouble,
+            zeroed=zeroed,
+        )
+        for r in rounds
+    )  # fmt: skip
+    lost = [_unsettled(t, trouble or r.why) for t, r in zip(inits, rounds, strict=True) if not t.settled]
+    return replace(
+        report, init=inits, findings=in_order([*report.findings, *lost]), notes=(*report.notes, *_left(seen))
     )
-    lost = [_unsettled(t, trouble) for t in inits if not t.settled or trouble]
-    return replace(report, init=inits, findings=in_order([*report.findings, *lost]))
+
+
+def _left(seen: Look) -> list[str]:
+    return [
+        f"{t.name} was left alone: it is square and only multiplied, so it could be a layer of the body"
+        for t in seen.tables
+        if could_be_a_layer(t)
+    ]
 
 
 def _table(now: Look, plan: TablePlan) -> Any:

@@ -88,6 +88,7 @@ def _findings(seen: Look) -> tuple[Finding, ...]:
         trainable_elsewhere=seen.model.trainable_elsewhere(names),
         body_dtype=seen.model.body_dtype(names),
         devices=seen.model.devices(),
+        silent=silent(seen),
     )
     left = seen.model.diagnose()
     found = [*findings_of(context), *declared_findings(declared, seen.tables, _shared(seen))]
@@ -100,3 +101,9 @@ def _shared(seen: Look) -> list[tuple[str, ...]]:
     """Parameters that are one object though no module is, and that this pass read."""
     read = {n for v in seen.traced.graph.values if v.leaf is not None for n in v.leaf.names}
     return [group for group in seen.model.shared() if read.intersection(group)]
+
+
+def silent(seen: Look) -> bool:
+    """Whether the model returned no float tensor."""
+    graph = seen.traced.graph
+    return all(graph.values[v].integral for v in graph.outputs)

@@ -40,7 +40,8 @@ class TablePlan:
 def plan_init(tables: Sequence[Table], mode: Mode, *, meta: bool = False) -> tuple[TablePlan, ...]:
     """A plan for every table that has a role to be set for.
 
-    An extra lookup beside a tied table (a per-layer table, a gate that starts at zero) is left alone.
+    An extra lookup beside a tied table (a per-layer table, a gate that starts at zero) is left alone; so is what
+    `could_be_a_layer`.
 
     Raises:
         RangeError: An unknown mode; or "analytic" (or meta) where the structure does not tell the std.
@@ -50,7 +51,7 @@ def plan_init(tables: Sequence[Table], mode: Mode, *, meta: bool = False) -> tup
     tied = any(t.lookups and t.readouts for t in tables)
     plans = []
     for ordinal, t in enumerate(tables):
-        if t.vocab == 0 or t.width == 0 or (tied and not t.readouts):
+        if t.vocab == 0 or t.width == 0 or (tied and not t.readouts) or could_be_a_layer(t):
             continue
         known = _structural(t)
         if known is None and (mode == "analytic" or meta):
@@ -77,6 +78,11 @@ def plan_init(tables: Sequence[Table], mode: Mode, *, meta: bool = False) -> tup
             )
         )
     return tuple(plans)
+
+
+def could_be_a_layer(t: Table) -> bool:
+    """A square matrix that is only multiplied: a head of a byte-level model, or the last layer of a body."""
+    return t.vocab == t.width and not t.lookups
 
 
 def _structural(t: Table) -> tuple[float, bool] | None:
@@ -119,6 +125,16 @@ def next_std(plan: TablePlan, std: float, table: Table) -> tuple[float, float | 
     return std / (s if plan.linear else math.sqrt(s)), s
 
 
+def has_no_effect(before: tuple[float, float], after: tuple[float, float]) -> bool:
+    """Whether the logit std did not follow the table's: the model normalises the table itself.
+
+    Args:
+        before, after: (std written, logit std measured) of two rounds.
+    """
+    (a, s), (b, t) = before, after
+    return abs(math.log(t / s)) < 0.25 * abs(math.log(b / a))
+
+
 def measured_logit_std(plan: TablePlan, std: float, table: Table) -> float | None:
     """Logit std after writing `std`.
 
@@ -127,6 +143,6 @@ def measured_logit_std(plan: TablePlan, std: float, table: Table) -> float | Non
     seen = [r.logit_std for r in table.readouts if r.logit_std is not None]
     if plan.mode == "empirical" and seen:
         return math.sqrt(sum(x * x for x in seen) / len(seen))
-    if table.readout_factor and table.hidden_rms:
+    if table.readout_factor and table.hidden_rms and math.isfinite(table.hidden_rms):
         return moments.logit_std(table.readout_factor, table.hidden_rms, std, table.width)
     return math.sqrt(sum(x * x for x in seen) / len(seen)) if seen else None

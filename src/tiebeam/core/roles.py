@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tiebeam.core.provenance import IDS, INPUT, INTS
 from tiebeam.core.source import Source, source_of
+from tiebeam.core.walk import Forward, computed_from
 from tiebeam.ir import Graph, Node, Op, Origin
 
 SMALL_SHARE = 0.25  # a lookup table below a quarter of the largest, in rows or width, is no vocabulary
@@ -76,7 +77,8 @@ def find_reads(graph: Graph, flags: list[int]) -> Reads:
                     own.append(r)
             elif any(_near(r.vocab, v) for v in vocabs):
                 others.append(r)
-    last = _last(graph, [r for r in others if reaches(graph, flags, r.node.output, r.axis)])
+    heads = [r for r in others if reaches(graph, flags, r.node.output, r.axis) and not _in_stream(graph, flags, r)]
+    last = _last(graph, heads, own)
     readouts = sorted([*own, *last], key=lambda r: r.node.index)
     return _vocabulary(lookups, readouts)
 
@@ -189,11 +191,15 @@ def _meets_loss(flags: list[int], node: Node, a: int) -> bool:
     return node.op is Op.GATHER and a == node.axis and a >= 0 and bool(flags[node.inputs[1]] & IDS)
 
 
-def _last(graph: Graph, reads: list[Read]) -> list[Read]:
-    """Those whose product feeds no other of them: heads, rather than layers of the body."""
-    if len(reads) < 2:
-        return reads
-    by_node = {r.node.index for r in reads}
+def _in_stream(graph: Graph, flags: list[int], read: Read) -> bool:
+    """Whether the product is added back to what its input came from: a layer of a residual stream."""
+    walk = Forward(graph, flags, read.node.output, read.axis).run()
+    return any(computed_from(graph, read.other, value) for value in walk.added)
+
+
+def _last(graph: Graph, reads: list[Read], own: list[Read]) -> list[Read]:
+    """Those whose product feeds no other readout: heads, rather than layers of the body."""
+    by_node = {r.node.index for r in [*reads, *own]}
     feeds: list[bool] = [False] * len(graph.values)
     for node in reversed(graph.nodes):
         inside = node.index in by_node or any(feeds[v] for v in node.outputs)

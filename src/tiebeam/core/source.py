@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from tiebeam.core.numbers import ONE, Factor, scalar
+from tiebeam.core.numbers import ONE, Factor, is_mask, scalar
 from tiebeam.core.provenance import INPUT
 from tiebeam.ir import Axes, Graph, Leaf, Node, Op, Value
 
@@ -85,7 +85,9 @@ def _through(graph: Graph, flags: list[int], node: Node, i: int, step: _Step) ->
     match node.op:
         case Op.LAYOUT | Op.CAST:
             return back if i == 0 else None
-        case Op.DROPOUT | Op.MASK:
+        case Op.DROPOUT:
+            return back if i == 0 else None
+        case Op.MASK:
             return replace(back, altered=step.altered or f"{node.label} on the table") if i == 0 else None
         case Op.UPDATE:
             return replace(back, altered=step.altered or "some rows are replaced") if i == 0 else None
@@ -105,6 +107,8 @@ def _scaled(graph: Graph, flags: list[int], node: Node, i: int, back: _Step) -> 
     if graph.values[node.inputs[i]].size == 1 and graph.values[other].size != 1:
         return None
     by = scalar(graph, flags, other)
+    if by is None and is_mask(graph, flags, other):
+        return back  # dropout written as a product
     if by is None:
         if graph.values[other].size > graph.values[node.inputs[i]].size:
             return None

@@ -107,7 +107,8 @@ class Forward:
             done.add(v)
             nodes = [self.graph.nodes[i] for i in self.graph.consumers[v]]
             steps = [(n, self.step(n, v)) for n in nodes if self.graph.live[n.index]]
-            if not steps or v in self.graph.returned or any(s is None for _, s in steps):
+            ended = any(s is None or (len(steps) > 1 and self._ends_at_once(n, s)) for n, s in steps)
+            if not steps or v in self.graph.returned or ended:
                 self.walk.ends.append((v, self.states[v]))
                 continue
             for n, state in steps:
@@ -138,6 +139,18 @@ class Forward:
         if node.op in (Op.TANH, Op.SIGMOID) and self.readout and not state.cap:
             return State(ONE, state.axis, node.op.name.lower(), state.factor, state.shift)
         return None
+
+    def _ends_at_once(self, node: Node, state: State, depth: int = 4) -> bool:
+        """Whether only a cast or a view stands between a fork and the end of one of its branches.
+
+        Without this the dtype would decide: a norm computes in float32, so its cast is there in bfloat16 alone.
+        """
+        if node.op not in (Op.CAST, Op.LAYOUT) or depth == 0:
+            return False
+        self.states.setdefault(node.output, state)
+        nodes = [self.graph.nodes[i] for i in self.graph.consumers[node.output] if self.graph.live[i]]
+        steps = [(n, self.step(n, node.output)) for n in nodes]
+        return any(s is None or self._ends_at_once(n, s, depth - 1) for n, s in steps)
 
     def _moved(self, state: State, axes: tuple[int, ...]) -> State:
         return replace(state, axis=axes.index(state.axis) if state.axis in axes and state.axis >= 0 else -1)
@@ -205,17 +218,22 @@ class Forward:
                 self.walk.biases.append(leaf)
 
     def _leaf_behind(self, value: int) -> str | None:
-        stack = [value]
+        """The leaf that `value` is, up to views, casts and a scalar."""
+        v = value
         for _ in range(32):
-            if not stack:
-                return None
-            v = stack.pop()
             leaf = self.graph.values[v].leaf
             if leaf is not None:
                 return leaf.name
             node = self.graph.producer(v)
-            if node is not None:
-                stack += node.inputs
+            if node is None or node.op not in (Op.LAYOUT, Op.CAST, Op.MUL, Op.DIV):
+                return None
+            i = 0
+            if node.op in (Op.MUL, Op.DIV):
+                sizes = [self.graph.values[x].size for x in node.inputs]
+                i = 1 if node.op is Op.MUL and sizes[0] < sizes[1] else 0
+                if scalar(self.graph, self.flags, node.inputs[1 - i]) is None:
+                    return None
+            v = node.inputs[i]
         return None
 
     def _multiple_of(self, value: int, root: int) -> Factor | None:
@@ -299,7 +317,7 @@ def backward(graph: Graph, flags: list[int], value: int, *, normalized: bool) ->
                 by = Factor(None, f"the hidden state is multiplied by a tensor of shape {graph.values[other].shape}")
             if by is None or graph.values[node.inputs[i]].size < graph.values[node.output].size:
                 break
-            if by.value is None and flags[other] & INPUT and _same_origin(graph, node.inputs[i], other):
+            if by.value is None and flags[other] & INPUT and computed_from(graph, other, node.inputs[i]):
                 break
             factor = factor.times(by.inverse() if node.op is Op.DIV else by)
             v = node.inputs[i]
@@ -312,12 +330,12 @@ def backward(graph: Graph, flags: list[int], value: int, *, normalized: bool) ->
     return Backward(v, factor)
 
 
-def _same_origin(graph: Graph, value: int, other: int) -> bool:
-    """Whether `other` was computed from `value` (a norm over everything, say)."""
-    low, stack, seen = graph.values[value].producer, [other], set()
+def computed_from(graph: Graph, value: int, origin: int) -> bool:
+    """Whether `value` was computed from `origin`."""
+    low, stack, seen = graph.values[origin].producer, [value], set[int]()
     while stack:
         v = stack.pop()
-        if v == value:
+        if v == origin:
             return True
         node = graph.producer(v)
         if node is not None and node.index > low and v not in seen:

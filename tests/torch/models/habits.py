@@ -179,14 +179,6 @@ class MixtureOfSoftmaxes(Base):
         return torch.log(prob + 1e-8).view(b, t, VOCAB)
 
 
-class SampledSoftmax(Base):
-    """A few candidate rows, the targets among them, are read out: the vocabulary is never whole."""
-
-    def forward(self, ids: Tensor, candidates: Tensor) -> Tensor:
-        h = self.body(self.look(ids))
-        return h @ self.table.index_select(0, candidates).t()
-
-
 class SelfConditionedDiffusion(Base):
     """A denoiser: expected embeddings under the model's own first guess are fed back in."""
 
@@ -279,9 +271,3 @@ class DropoutOnTheTable(Base):
     def look(self, ids: Tensor) -> Tensor:
         keep = torch.empty(VOCAB, 1).bernoulli_(0.9) / 0.9
         return F.embedding(ids, self.table * keep)
-
-
-@case(T)
-def sampled_softmax() -> Any:
-    model = SampledSoftmax()
-    return model, (ids(), torch.arange(0, VOCAB, 3)), (Truth(counts=None, numeric=False),)

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tiebeam.backends.torch.ledger import number_of
 from tiebeam.backends.torch.record import READS_OUT, Recorder
-from tiebeam.backends.torch.schema import Schema
+from tiebeam.backends.torch.schema import Schema, schema_of
 from tiebeam.backends.torch.shadow import LIMIT, Shadows, tensors_in, valueless
 from tiebeam.errors import TraceError
 
@@ -45,7 +45,7 @@ class MetaRecorder(Recorder):
     def _answer(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         made, invented = self.shadows.answer(func, args, kwargs, self.ledger.value)
         if invented:
-            self.answers.append(str(func))
+            self.answers.append(schema_of(func).name)
         return made
 
     def _instead(self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any], error: Exception) -> Any:

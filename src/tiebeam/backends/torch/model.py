@@ -69,20 +69,25 @@ class TorchModel:
 
     def arguments(self, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments, arrays turned into tensors on the model's device."""
-        if isinstance(inputs, Mapping):
-            return (), {k: self._tensor(v) for k, v in inputs.items()}
-        if isinstance(inputs, tuple):
-            return tuple(self._tensor(v) for v in inputs), {}
-        return (self._tensor(inputs),), {}
+        with torch.inference_mode(False):
+            if isinstance(inputs, Mapping):
+                return (), {k: self._tensor(v) for k, v in inputs.items()}
+            if isinstance(inputs, tuple):
+                return tuple(self._tensor(v) for v in inputs), {}
+            return (self._tensor(inputs),), {}
 
     def _tensor(self, value: Any) -> Any:
-        return torch.from_numpy(value).to(self.device()) if isinstance(value, np.ndarray) else value
+        if isinstance(value, np.ndarray):
+            return torch.from_numpy(value).to(self.device())
+        # What was made in inference mode cannot take part in a pass that records gradients.
+        return value.clone() if isinstance(value, torch.Tensor) and value.is_inference() else value
 
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False) -> Trace:
         return trace(self.model, args, kwargs, logits=logits)
 
     def shorter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-        return shorter_arguments(args, kwargs)
+        with torch.inference_mode(False):
+            return shorter_arguments(args, kwargs)
 
     def diagnose(self) -> Finding | ShapeError | None:
         return next(unfit_modules(self.model), None) or without_values(self.model)
@@ -115,9 +120,8 @@ class TorchModel:
         """Groups of parameter paths that are one object, in modules that are not."""
         groups: dict[int, list[str]] = {}
         for path, module in self.model.named_modules():
-            for name, p in module._parameters.items():
-                if p is not None:
-                    groups.setdefault(id(p), []).append(f"{path}.{name}" if path else name)
+            for name, p in module.named_parameters(recurse=False, remove_duplicate=False):
+                groups.setdefault(id(p), []).append(f"{path}.{name}" if path else name)
         return tuple(tuple(g) for g in groups.values() if len(g) > 1)
 
     def devices(self) -> dict[str, str]:

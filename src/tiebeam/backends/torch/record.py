@@ -31,7 +31,7 @@ class Ref:
     """A tensor argument: its value, and whether a gradient was attached when it was read."""
 
     value: int
-    attached: bool
+    attached: bool | None
 
 
 @dataclass(slots=True)
@@ -64,6 +64,7 @@ class Recorder(TorchDispatchMode):
         self.protect = protect
         self.saved: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.answers: list[str] = []  # operations whose result was made up (meta tensors)
+        self.autograd = True  # False where flags say nothing: TorchScript differentiates by itself
         self.items = False  # a number was read out of a tensor that an input reached
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -107,7 +108,7 @@ class Recorder(TorchDispatchMode):
             if isinstance(a, torch.Tensor):
                 value = self.ledger.value(a)
                 read.append(value)
-                refs.append(Ref(value, a.requires_grad))
+                refs.append(Ref(value, a.requires_grad if self.autograd else None))
             elif isinstance(a, (list, tuple)):
                 refs.append(self._refs(a, read))
             else:

@@ -1,6 +1,7 @@
 """Running a model so that nothing is left behind: RNG, modes, hooks, caches, parameters, buffers."""
 
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -33,7 +34,10 @@ def neutral(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices))
         stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
+        frozen = any(
+            p.is_inference() for p in model.parameters()
+        )  # made in inference mode: no gradient can be asked for
+        stack.enter_context(torch.no_grad() if frozen else torch.enable_grad())
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_drop, _refuse))
         if _compiled(model):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -57,12 +61,18 @@ def _compiled(model: nn.Module) -> bool:
 def module_paths(model: nn.Module, stack: list[str]) -> Iterator[None]:
     """Keep the path of the module whose forward is running on top of `stack`."""
     handles = []
+    mine = threading.get_ident()  # another thread may be running the same model
 
     def enter(path: str) -> Callable[..., None]:
-        return lambda *_: stack.append(path)
+        def hook(*_: Any) -> None:
+            if threading.get_ident() == mine:
+                stack.append(path)
+
+        return hook
 
     def leave(*_: Any) -> None:
-        stack.pop()
+        if threading.get_ident() == mine and len(stack) > 1:
+            stack.pop()
 
     # Hooks on each module rather than global ones: those would make compiled wrappers warn, and recompile.
     for path, module in model.named_modules():

@@ -80,6 +80,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *,
     meta = any(valueless(t) for t in [*given, *names.held.values()])
     protected = _protected(names, ledger)
     recorder = MetaRecorder(ledger, measures, protected, fake=fake) if meta else Recorder(ledger, measures, protected)
+    recorder.autograd = not any(isinstance(m, torch.jit.ScriptModule) for m in model.modules())
     inputs = []
     for t in given:
         inputs.append(ledger.output(t, ledger.place(t), Origin.INPUT, True))
@@ -125,7 +126,7 @@ def _finish(
         [*recorder.records, *ledger.implied],
         inputs=tuple(inputs),
         outputs=outputs,
-        attached=frozenset(v for v, t in zip(outputs, returned, strict=True) if t.requires_grad),
+        attached=frozenset(v for v, t in zip(outputs, returned, strict=True) if t.requires_grad and recorder.autograd),
         rms=measures.rms,
         cosine=measures.cosine,
         logit_std=measures.logit_std,

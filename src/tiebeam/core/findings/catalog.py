@@ -40,6 +40,7 @@ CATALOG = (
     Entry("lookup-small", "info", "looked-up rows enter a residual stream with a small root mean square"),
     Entry("meta-left", "error", "some parameters have no values while others do"),
     Entry("misspelt-flag", "warning", "a config field looks like the tie flag and is none"),
+    Entry("no-logits", "warning", "the model returned neither logits nor a loss, so no readout can be seen"),
     Entry("no-table", "info", "no vocabulary table was found"),
     Entry("non-finite", "error", "the table holds NaN or infinity"),
     Entry("not-settled", "warning", "initialising could not bring the logits to unit variance"),

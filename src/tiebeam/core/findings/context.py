@@ -38,7 +38,7 @@ class Context:
         untied_on_purpose: The config says, in so many words, that there is no tie.
         trainable_elsewhere: Share of the other parameters' elements that is trainable.
         body_dtype: Dtype of most of the other parameters, or None.
-        modules: For each parameter path, the path of the module whose forward could use it.
+        silent: The model returned no float tensor.
         devices: Device of module paths by a device map, or empty.
     """
 
@@ -47,6 +47,7 @@ class Context:
     untied_on_purpose: bool = False
     trainable_elsewhere: float = 1.0
     body_dtype: str | None = None
+    silent: bool = False
     devices: Mapping[str, str] = field(default_factory=dict)
 
     def partner(self, table: Table) -> Table | None:

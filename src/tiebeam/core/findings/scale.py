@@ -28,6 +28,13 @@ def scale_findings(c: Context) -> Iterator[Finding]:
             )  # fmt: skip
             continue
         gate = table.std == 0 and not table.readouts  # zero on purpose: an extra lookup that starts silent
+        if table.hidden_rms is not None and not math.isfinite(table.hidden_rms):
+            yield Finding(
+                "non-finite", "error", table.name,
+                "the hidden state that enters the readout is not finite, though the table is: every logit will be NaN "
+                "or infinity",
+                hint="look for the first module whose output is not finite",
+            )  # fmt: skip
         if table.constant and table.vocab > 1 and table.width > 1 and not gate:
             yield Finding(
                 "constant-rows", "warning", table.name,

@@ -9,6 +9,12 @@ from tiebeam.core.report import Finding, Severity
 
 def tie_findings(c: Context) -> Iterator[Finding]:
     """Findings of every table's state."""
+    if c.silent:
+        yield Finding(
+            "no-logits", "warning", "",
+            "the model returned no float tensor: whether a product with a table yields logits cannot be seen",
+            hint="pass inputs with which it returns logits or a loss as tensors",
+        )  # fmt: skip
     if not c.tables:
         yield Finding(
             "no-table",
