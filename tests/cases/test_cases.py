@@ -55,9 +55,7 @@ def test_every_row_has_a_verdict_or_a_reason_for_none(shared: Path) -> None:
 
 
 def test_a_row_that_is_not_healthy_has_a_finding_or_a_note(shared: Path) -> None:
-    silent = {
-        n for n, v in EXPECTED.items() if not (v.codes or v.raises or v.note or rows(shared)[n]["healthy"])
-    }
+    silent = {n for n, v in EXPECTED.items() if not (v.codes or v.raises or v.note or rows(shared)[n]["healthy"])}
     assert not silent
 
 
@@ -73,11 +71,7 @@ def test_the_verdict_on_a_live_model(name: str, shared: Path) -> None:
         assert {t.state for t in read} == {verdict.state}, f"{row['diagnosis']}\n{[t.notes for t in read]}"
     if row["healthy"]:
         report.assert_healthy()
-    if (
-        verdict.state not in ("tied", "aliased")
-        and "aliased" not in {t.state for t in read}
-        and verdict.state
-    ):
+    if verdict.state not in ("tied", "aliased") and "aliased" not in {t.state for t in read} and verdict.state:
         assert not any(t.tied for t in report.tables)
 
 
@@ -102,9 +96,7 @@ def test_every_printed_fix_mends_what_it_was_printed_for(name: str, shared: Path
         scope = {"model": model, "inputs": inputs, "tiebeam": tiebeam}
         exec(compile(finding.fix, f"fix of {finding.code}", "exec"), scope)
         left = {(f.code, f.where) for f in tiebeam.inspect(scope["model"], inputs).findings}
-        assert (finding.code, finding.where) not in left, (
-            f"{finding.code} is still there after:\n{finding.fix}"
-        )
+        assert (finding.code, finding.where) not in left, f"{finding.code} is still there after:\n{finding.fix}"
 
 
 def test_parameters_are_counted_once_however_many_names_they_have(shared: Path) -> None:

@@ -39,13 +39,9 @@ EXPECTED: dict[str, Verdict] = {
     "hf-healthy-tied-roundtrip": row(),
     "peft-healthy-ensure-tying": row(make=live.called("pm")),
     "peft-trainable-tokens-tied": row(make=live.called("pm")),
-    "peft-modules-to-save-diverge": row(
-        None, make=live.called("re"), note="untied while training, and says so"
-    ),
+    "peft-modules-to-save-diverge": row(None, make=live.called("re"), note="untied while training, and says so"),
     # two tensors where one was meant
-    "pt-assign-partial-stale": row(
-        "untied", "untied constant-rows", note="that it was tied once is not in it"
-    ),
+    "pt-assign-partial-stale": row("untied", "untied constant-rows", note="that it was tied once is not in it"),
     "pt-meta-to-empty": row(None, "constant-rows", make=live.materialised, note="memory not yet written"),
     "pt-param-wrap-shares-storage": row("aliased", "aliased-storage"),
     "hf-find-tied-misses-storage-tie": row("aliased", "aliased-storage"),
@@ -88,9 +84,7 @@ EXPECTED: dict[str, Verdict] = {
     "pt-init-order-conflict": row(note=HISTORY),
     "pt-init-after-tie-reinit-loads": row(note=HISTORY),
     "pt-load-two-values-last-wins": row(note=HISTORY),
-    "pt-pad-rows-sampled": row(
-        make=live.padded, note="no tokenizer and no slice tells how many rows are real"
-    ),
+    "pt-pad-rows-sampled": row(make=live.padded, note="no tokenizer and no slice tells how many rows are real"),
     # one role changed or trained alone
     "pt-freeze-coupled": row(codes="frozen-both-roles"),
     "pt-weight-norm-on-head": row(None, "reparametrized-role"),
@@ -98,9 +92,7 @@ EXPECTED: dict[str, Verdict] = {
     "peft-lora-head-merges-into-embed": row("tied", "adapter-on-readout", make=live.before_merge),
     "peft-only-embed-trained": row("copy", "one-side-trained", make=live.called("pm")),
     "peft-ensure-tying-on-untied": row("untied", "adapter-wants-tie", make=live.called("pm")),
-    "peft-kbit-upcast": row(
-        make=live.upcast, note="the function casts every parameter: nothing tells what they were"
-    ),
+    "peft-kbit-upcast": row(make=live.upcast, note="the function casts every parameter: nothing tells what they were"),
     # shapes that do not fit
     "pt-emsize-nhid-mismatch": row(None, raises="head"),
     "hf-bert-bias-resize": row(None, raises="bias"),

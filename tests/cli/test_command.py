@@ -64,9 +64,7 @@ def test_help_and_version_load_no_framework(args: tuple[str, ...]) -> None:
         "    print('loaded', sorted(heavy & set(sys.modules)), e.code, file=sys.stderr)\n"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *args], capture_output=True, text=True, check=True, env=env
-    )
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=True, env=env)
     assert done.stderr.splitlines()[-1].startswith("loaded [] ")
 
 
@@ -89,9 +87,7 @@ def test_a_finding_ends_with_1_and_fail_on_decides_which(models: Path, run: Run)
     assert run("inspect", "lm:mistake", "--fail-on", "never").code == 0
 
 
-@pytest.mark.parametrize(
-    ("severity", "codes"), [("info", (0, 0, 0)), ("warning", (1, 0, 0)), ("error", (1, 1, 0))]
-)
+@pytest.mark.parametrize(("severity", "codes"), [("info", (0, 0, 0)), ("warning", (1, 0, 0)), ("error", (1, 1, 0))])
 def test_each_severity_fails_at_its_own_level(severity: str, codes: tuple[int, ...]) -> None:
     report = Report(model="m", framework="torch", findings=(Finding("c", severity, "", "m"),))
     found = tuple(exit_code(report, level) for level in (FailOn.warning, FailOn.error, FailOn.never))
@@ -218,9 +214,7 @@ def test_init_writes_a_mended_model_that_reloads(models: Path, run: Run) -> None
     assert "wrote config.json, model.safetensors to ready" in ran.err
     table = load_file(models / "ready" / "model.safetensors")["table.weight"]
     assert table.std().item() == pytest.approx(32**-0.5, rel=0.05)
-    assert (
-        json.loads((models / "ready" / "config.json").read_text())["tiebeam"]["init"][0]["mode"] == "analytic"
-    )
+    assert json.loads((models / "ready" / "config.json").read_text())["tiebeam"]["init"][0]["mode"] == "analytic"
 
 
 def test_one_seed_writes_equal_files_and_another_seed_others(models: Path, run: Run) -> None:
@@ -230,9 +224,7 @@ def test_one_seed_writes_equal_files_and_another_seed_others(models: Path, run: 
     assert files[0] == files[1] != files[2]
 
 
-def test_a_transformers_model_is_initialised_saved_and_healthy_when_read_again(
-    tmp_path: Path, run: Run
-) -> None:
+def test_a_transformers_model_is_initialised_saved_and_healthy_when_read_again(tmp_path: Path, run: Run) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **GPT2}))
     assert run("init", tmp_path, "--out", tmp_path / "ready").code == 0
     ran = run("inspect", tmp_path / "ready", "--format", "json")

@@ -18,9 +18,7 @@ from tiebeam.cli.targets import resolve
 from tiebeam.core.report import Report, TableInit
 from tiebeam.errors import TargetError
 
-REPORT = Report(
-    model="m", framework="torch", init=(TableInit("table.weight", "analytic", 1.0, 0.125, 1.0, 1.0),)
-)
+REPORT = Report(model="m", framework="torch", init=(TableInit("table.weight", "analytic", 1.0, 0.125, 1.0, 1.0),))
 
 
 def keys(folder: Path) -> set[str]:
@@ -94,9 +92,7 @@ def test_the_config_of_a_plain_module_says_what_was_done(tmp_path: Path) -> None
     assert config["architectures"] == ["Parts"]
     assert (config["vocab_size"], config["dtype"]) == (12, "torch.float32")
     assert "_private" not in config
-    assert config["tiebeam"]["init"] == [
-        {"table": "table.weight", "std": 0.125, "mode": "analytic", "seed": 0}
-    ]
+    assert config["tiebeam"]["init"] == [{"table": "table.weight", "std": 0.125, "mode": "analytic", "seed": 0}]
 
 
 def test_the_folder_has_the_permissions_of_any_other(tmp_path: Path) -> None:

@@ -67,9 +67,7 @@ def test_what_is_no_target_is_refused_with_a_way_on(models: Path, target: str, m
 
 
 def test_the_error_of_the_users_code_is_chained_and_its_line_named(models: Path) -> None:
-    with pytest.raises(
-        TargetError, match=r"got: RuntimeError: no disk of weights here at .*lm\.py:\d+"
-    ) as refused:
+    with pytest.raises(TargetError, match=r"got: RuntimeError: no disk of weights here at .*lm\.py:\d+") as refused:
         resolve("lm:broken")
     assert isinstance(refused.value.__cause__, RuntimeError)
 
@@ -99,9 +97,7 @@ def test_a_class_whose_tied_keys_are_a_list_is_told_the_mapping(models: Path) ->
         "def build():\n    return Listed(Cfg(tie_word_embeddings=True))\n"
     )
     (models / "listed.py").write_text(code)
-    with pytest.raises(
-        TargetError, match=r"Listed\._tied_weights_keys = \{'head\.weight': '<input embedding>"
-    ):
+    with pytest.raises(TargetError, match=r"Listed\._tied_weights_keys = \{'head\.weight': '<input embedding>"):
         resolve("listed:build")
 
 

@@ -154,9 +154,7 @@ def test_a_factor_in_a_buffer_survives_meta() -> None:
 
 
 def test_a_decoder_is_built_where_the_config_says_so(tmp_path: Path) -> None:
-    place = folder(
-        tmp_path, {**tiny("BertForMaskedLM").config.to_dict(), "architectures": None, "is_decoder": True}
-    )
+    place = folder(tmp_path, {**tiny("BertForMaskedLM").config.to_dict(), "architectures": None, "is_decoder": True})
     assert type(resolve(str(place)).model).__name__ == "BertLMHeadModel"
 
 

@@ -36,9 +36,7 @@ def test_the_stream_is_the_one_that_published_weights_were_drawn_from():
 
 
 def test_the_first_draws_are_those_that_philox_gives_under_the_documented_key():
-    bits = np.random.Philox(
-        key=np.array([5, (1 << 32) | 2], np.uint64), counter=np.array([0, 0, 9, 0], np.uint64)
-    )
+    bits = np.random.Philox(key=np.array([5, (1 << 32) | 2], np.uint64), counter=np.array([0, 0, 9, 0], np.uint64))
     expected = np.random.Generator(bits).standard_normal((64, 8), dtype=np.float32) * np.float32(0.3)
     assert np.array_equal(draw_block(5, "table", 2, 9, 64, 8, 0.3), expected)
 

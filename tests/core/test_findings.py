@@ -62,7 +62,6 @@ def test_a_copy_of_a_tied_table_is_tied_to_it_and_not_the_other_way_round():
         assert (found.where, found.fix) == ("extra.weight", "tie embed.weight to extra.weight")
 
 
-@pytest.mark.xfail(strict=True, reason="the message calls whatever is not tied the readout")
 def test_an_extra_lookup_beside_a_tied_table_is_not_called_its_readout():
     extra = lookup_table("extra.weight", partner="embed.weight", distance=1.4)
     (found,) = case("", table(), extra).findings("untied")

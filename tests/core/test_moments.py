@@ -48,9 +48,7 @@ def test_the_own_logit_is_that_of_a_stream_at_the_given_cosine(kappa):
     assert moments.own_logit(kappa, s, width) == pytest.approx(own, rel=0.01, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    ("s", "tolerance"), [(0.1, 0.002), (1.0, 0.002), (2.0, 0.01), (12.0, 0.12), (40.0, 0.12)]
-)
+@pytest.mark.parametrize(("s", "tolerance"), [(0.1, 0.002), (1.0, 0.002), (2.0, 0.01), (12.0, 0.12), (40.0, 0.12)])
 def test_phi_is_the_mean_log_of_a_sum_of_exponentials(s, tolerance):
     rng = np.random.default_rng(3)
     logits = s * rng.standard_normal((200, 30_000))

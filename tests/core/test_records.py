@@ -147,7 +147,6 @@ def test_without_another_length_a_number_of_the_program_is_not_known():
     assert readout.fact.factor == 1.0
 
 
-@pytest.mark.xfail(strict=True, reason="only a pass that contradicts the factor drops the cap")
 def test_without_another_length_a_soft_cap_of_the_programs_number_is_not_known_either():
     uses = uses_of(model(logits=lambda g, z: g.mul(g.tanh(z), 9.0)).graph())
     assert unconfirmed(uses, "one length only")[1].fact.soft_cap is None

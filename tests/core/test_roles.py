@@ -153,7 +153,6 @@ def test_a_product_whose_vocabulary_reaches_no_output_and_no_loss_is_no_readout(
     assert reads_of(g.graph()).readouts == ()
 
 
-@pytest.mark.xfail(strict=True, reason="a product over the vocabulary of a looked-up table counts as its readout")
 def test_probabilities_fed_back_into_the_table_are_no_readout():
     """The width reaches the output there, the vocabulary is summed over: an expected row, no logits."""
     g = Build()

@@ -122,7 +122,6 @@ def test_a_table_as_the_divisor_is_not_the_table():
         pytest.param(lambda g, w: g.sub(g.leaf("bias", (D,)), w), -1.0, id="taken from a bias"),
     ],
 )
-@pytest.mark.xfail(strict=True, reason="sums of the table with itself, and its sign in a difference, are lost")
 def test_a_sum_of_equal_terms_on_the_table_is_a_factor_or_unknown(step, factor):
     g = Build()
     found = source(g, step(g, g.leaf("embed.weight", (V, D))))

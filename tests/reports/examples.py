@@ -28,9 +28,7 @@ TIED = Table(
     finite=True,
     predicted=Predicted(math.log(50257), 1.0, 0.0360844, 24.94, 11.3248),
 )
-HEALTHY = Report(
-    "MiniGPT", "torch", (TIED,), parameters=124439808, versions={"torch": "2.13.0", "tiebeam": "0.1.0"}
-)
+HEALTHY = Report("MiniGPT", "torch", (TIED,), parameters=124439808, versions={"torch": "2.13.0", "tiebeam": "0.1.0"})
 
 _LOUD = replace(
     TIED,
@@ -114,9 +112,7 @@ META = Report(
             fresh=None,
             spread=None,
             finite=None,
-            predicted=Predicted(
-                math.log(50257), own_logit_range=(0.0, 27.7128), initial_loss_range=(11.3248, 27.7128)
-            ),
+            predicted=Predicted(math.log(50257), own_logit_range=(0.0, 27.7128), initial_loss_range=(11.3248, 27.7128)),
         ),
     ),
     parameters=70_000_000_000,
@@ -150,9 +146,7 @@ UNKNOWN = Report(
     parameters=38597376,
 )
 
-MANY_NAMES = replace(
-    HEALTHY, tables=(replace(TIED, names=tuple(f"model.stage{i}.embed.weight" for i in range(40))),)
-)
+MANY_NAMES = replace(HEALTHY, tables=(replace(TIED, names=tuple(f"model.stage{i}.embed.weight" for i in range(40))),))
 
 HOSTILE_NAMES = Report(
     HOSTILE,
@@ -163,9 +157,7 @@ HOSTILE_NAMES = Report(
             names=(HOSTILE, ""),
             dtype=HOSTILE,
             lookups=(replace(TIED.lookups[0], name=HOSTILE, where=HOSTILE, reparametrized=HOSTILE),),
-            readouts=(
-                replace(TIED.readouts[0], name=HOSTILE, where=HOSTILE, bias=(HOSTILE,), delta=(HOSTILE,)),
-            ),
+            readouts=(replace(TIED.readouts[0], name=HOSTILE, where=HOSTILE, bias=(HOSTILE,), delta=(HOSTILE,)),),
             partner=HOSTILE,
             notes=(HOSTILE,),
         ),

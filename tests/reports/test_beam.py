@@ -24,9 +24,7 @@ def test_a_tie_is_one_beam_from_foot_to_foot_with_pegs_at_both():
     assert not picture.all("rect", "tb-dash")
 
 
-@pytest.mark.parametrize(
-    ("table", "other"), [(UNTIED.tables[0], "readout by"), (UNTIED.tables[1], "lookup by")]
-)
+@pytest.mark.parametrize(("table", "other"), [(UNTIED.tables[0], "readout by"), (UNTIED.tables[1], "lookup by")])
 def test_a_table_with_one_role_is_half_a_beam_beside_its_partner(table, other):
     picture = drawn(table)
     assert timbers(picture) == [210]

@@ -73,10 +73,7 @@ def test_each_curve_has_its_row_and_its_own_line_style():
     page = tree(chart({"A": [(0, 9.0), (1, 3.0), (2, 4.0)], "B": [(0, 8.0)], "C": []}))
     cells = [[c.text for c in r.walk() if c.tag in ("th", "td")] for r in page.all("tbody")[0].all("tr")]
     assert cells == [["A", "9", "4", "3"], ["B", "8", "8", "8"], ["C", "none", "none", "none"]]
-    styles = [
-        (k.attributes["class"], k.attributes.get("stroke-dasharray"))
-        for k in page.all("tbody")[0].all("line")
-    ]
+    styles = [(k.attributes["class"], k.attributes.get("stroke-dasharray")) for k in page.all("tbody")[0].all("line")]
     assert len(set(styles)) == 3
     assert "A from 9 to 4; B from 8 to 8" in page.all("title")[0].text
 

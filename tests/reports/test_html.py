@@ -137,9 +137,7 @@ def test_title_prose_and_tables_can_be_added():
 
 
 def test_curves_are_drawn_against_ln_v_of_the_table():
-    page = tree(
-        to_html(UNHEALTHY, curves={"before": [(0, 110.0), (10, 6.5)], "after": [(0, 8.6), (10, 4.0)]})
-    )
+    page = tree(to_html(UNHEALTHY, curves={"before": [(0, 110.0), (10, 6.5)], "after": [(0, 8.6), (10, 4.0)]}))
     chart = page.all("svg", "tb-chart")[0]
     assert len(chart.all("polyline")) == 2
     assert len(chart.all("line", "tb-lnv")) == 1

@@ -73,9 +73,7 @@ def test_the_schema_refuses_what_is_no_report(path, wrong):
 
 
 def test_what_json_has_no_word_for_is_null():
-    table = replace(
-        TIED, std=math.nan, target_std=math.inf, distance=-math.inf, predicted=Predicted(math.nan)
-    )
+    table = replace(TIED, std=math.nan, target_std=math.inf, distance=-math.inf, predicted=Predicted(math.nan))
     text = replace(HEALTHY, tables=(table,)).to_json()
     assert not any(token in text for token in ("NaN", "Infinity"))
     found = json.loads(text)["tables"][0]

@@ -27,9 +27,7 @@ def test_hostile_names_form_no_markup():
     assert not re.search(r"(?<!\\)<", prose)
     assert not re.search(r"(?<!\\)\[(?!31m)", prose)
     assert "\x1b" not in prose
-    heads = [
-        line.split(" ")[0] for line in HOSTILE_NAMES.to_markdown().splitlines() if re.match(r"#+ ", line)
-    ]
+    heads = [line.split(" ")[0] for line in HOSTILE_NAMES.to_markdown().splitlines() if re.match(r"#+ ", line)]
     assert heads == ["#", "##", "##", "###", "#", "##", "##"]  # the second "#" is a comment in a fix
     assert "# [red]x[/red]" in HOSTILE_NAMES.to_markdown()
 

@@ -15,9 +15,7 @@ def test_a_notebook_gets_one_fragment_that_keeps_to_itself(report):
     assert not {n.tag for n in root.walk()} & {"html", "body", "script", "link", "img"}
     assert not any("id" in n.attributes for n in root.walk())  # two reports may share a page
     rules = [line for line in root.all("style")[0].text.splitlines() if line.strip()]
-    assert all(
-        line.startswith((".tiebeam", ".tb-roof", "@media (max-width:34rem){.tb-roof")) for line in rules
-    )
+    assert all(line.startswith((".tiebeam", ".tb-roof", "@media (max-width:34rem){.tb-roof")) for line in rules)
 
 
 def test_errors_are_open_and_everything_else_can_be_opened():

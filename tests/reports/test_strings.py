@@ -10,9 +10,7 @@ from tiebeam.reports.strings import Code, joined, name, program, spans, visible
 @given(st.text(st.characters()))
 def test_what_would_act_is_spelt_out_and_everything_else_stays(text):
     shown = visible(text)
-    assert not any(
-        unicodedata.category(c)[0] == "C" or unicodedata.category(c) in ("Zl", "Zp") for c in shown
-    )
+    assert not any(unicodedata.category(c)[0] == "C" or unicodedata.category(c) in ("Zl", "Zp") for c in shown)
     assert visible(shown) == shown
     shown.encode("utf-8")
     if text.isascii() and text.isprintable():

@@ -191,9 +191,7 @@ def test_on_meta_the_std_is_unknown_and_the_own_logit_has_bounds():
     assert "on meta: shapes without values" in text
     assert row(text, "std now") == "unknown (no values on meta)"
     assert row(text, "predicted own logit") == "0 to 27.71 (for kappa from 0 to 1)"
-    assert row(text, "predicted initial loss").startswith(
-        "11.32 to 27.71 (for kappa from 0 to 1), against ln V"
-    )
+    assert row(text, "predicted initial loss").startswith("11.32 to 27.71 (for kappa from 0 to 1), against ln V")
     assert row(text, "mode") == "analytic, seed 0, plan alone: nothing was written"
 
 

@@ -91,9 +91,7 @@ def both_gradients_arrive(case: Case, truth: Truth) -> bool:
 
     def loss() -> torch.Tensor:
         outs = [t.double() for t in floats(_call(moved))]
-        return sum(
-            t.mul(torch.linspace(-1, 1, t.numel(), dtype=torch.float64).view_as(t)).sum() for t in outs
-        )
+        return sum(t.mul(torch.linspace(-1, 1, t.numel(), dtype=torch.float64).view_as(t)).sum() for t in outs)
 
     for p in model.parameters():
         p.grad = None
@@ -119,9 +117,5 @@ def _call(case: Case) -> Any:
 
 def floats(answer: Any) -> Iterator[torch.Tensor]:
     """Float tensors of an answer, dataclasses and plain objects opened."""
-    opened = (
-        vars(answer)
-        if hasattr(answer, "__dict__") and not isinstance(answer, torch.Tensor | dict)
-        else answer
-    )
+    opened = vars(answer) if hasattr(answer, "__dict__") and not isinstance(answer, torch.Tensor | dict) else answer
     return (t for t in tensors_in(opened) if t.is_floating_point())

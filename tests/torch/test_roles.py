@@ -51,6 +51,4 @@ def test_positions_are_no_vocabulary_table() -> None:
 
 def test_one_input_may_be_given_bare() -> None:
     case = load()["lookups"]["EmbeddingModule"]()
-    assert (
-        tiebeam.inspect(case.model, case.inputs[0]).tables == tiebeam.inspect(case.model, case.inputs).tables
-    )
+    assert tiebeam.inspect(case.model, case.inputs[0]).tables == tiebeam.inspect(case.model, case.inputs).tables

@@ -182,9 +182,7 @@ def test_pieces_put_every_held_row_where_it_belongs(vocab, data):
     put = np.full(len(rows), -1)
     for piece in weights._pieces(rows):
         assert 0 <= piece.first < piece.last <= 64
-        put[piece.at : piece.at + piece.last - piece.first] = 64 * piece.block + np.arange(
-            piece.first, piece.last
-        )
+        put[piece.at : piece.at + piece.last - piece.first] = 64 * piece.block + np.arange(piece.first, piece.last)
     assert np.array_equal(put, rows)
 
 
@@ -247,17 +245,13 @@ def test_the_statistics_are_those_of_the_entries(dtype, vocab_axis):
     norms = entries.norm(dim=1)
     norms = norms[norms > 0]
     assert found.std == pytest.approx(float(entries.square().mean().sqrt()), rel=1e-5)
-    assert found.spread == pytest.approx(
-        float(norms.std(correction=0) / norms.mean()) * math.sqrt(192), rel=1e-3
-    )
+    assert found.spread == pytest.approx(float(norms.std(correction=0) / norms.mean()) * math.sqrt(192), rel=1e-3)
     assert (found.finite, found.constant, found.zero_rows, found.zero_count) == (True, False, (3, 77), 2)
 
 
 def test_a_float8_table_is_measured():
     table = drawn(200, 64, std=1.0).to(torch.float8_e4m3fn)
-    assert table_statistics(table, 0).std == pytest.approx(
-        float(table.float().square().mean().sqrt()), rel=1e-5
-    )
+    assert table_statistics(table, 0).std == pytest.approx(float(table.float().square().mean().sqrt()), rel=1e-5)
 
 
 @pytest.mark.parametrize("width", [1, 16, 512])
@@ -299,9 +293,7 @@ def test_at_most_eight_zero_rows_are_listed_and_all_are_counted():
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -0.02])
-@pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str
-)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("vocab_axis", [0, 1])
 def test_a_constant_table_is_told_from_one_with_equal_norms(value, dtype, vocab_axis):
     shape = (1401, 768) if vocab_axis == 0 else (768, 1401)  # one row beyond a chunk

@@ -83,9 +83,7 @@ def test_a_model_on_meta_costs_nothing_and_counts_as_gpt2_small():
 
 
 def test_stds_are_what_the_config_says():
-    model = build(
-        width=128, layers=8, hidden=256, vocab=512, block_size=256, table_std=0.3, position_std=0.05
-    )
+    model = build(width=128, layers=8, hidden=256, vocab=512, block_size=256, table_std=0.3, position_std=0.05)
     block = model.blocks[3]
     residual = math.sqrt(16)
     for weight, std in (

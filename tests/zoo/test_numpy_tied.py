@@ -77,9 +77,7 @@ def test_the_readout_path_is_dense_and_the_lookup_path_sparse():
     gradients = TiedModel.random(VOCAB, WIDTH, hidden=HIDDEN, seed=7).backward(BATCH, TARGETS)
     assert np.flatnonzero(np.abs(gradients.readout_path).max(axis=1)).size == VOCAB
     np.testing.assert_array_equal(np.flatnonzero(np.abs(gradients.lookup_path).max(axis=1)), np.unique(BATCH))
-    np.testing.assert_array_equal(
-        gradients.parameters["table"], gradients.lookup_path + gradients.readout_path
-    )
+    np.testing.assert_array_equal(gradients.parameters["table"], gradients.lookup_path + gradients.readout_path)
 
 
 def test_untying_gives_each_table_one_path():

@@ -11,7 +11,7 @@ from tiebeam.checkpoints.declared import Declared, declared_by
 from tiebeam.core.contract import contracted
 from tiebeam.core.facts import Table
 from tiebeam.core.provenance import provenance
-from tiebeam.core.records import Use, build_uses, confirm, unconfirmed
+from tiebeam.core.records import Use, build_uses, confirm, doubtful, unconfirmed
 from tiebeam.core.report import Finding
 from tiebeam.core.roles import find_reads
 from tiebeam.core.tables import build_tables
@@ -78,7 +78,7 @@ def _read(
     uses = _uses(traced)
     if like:
         uses = _as_before(uses, like)
-    elif any(u.literal and u.fact.factor not in (None, 1.0) for u in uses) or traced.items:
+    elif any(doubtful(u) for u in uses) or traced.items:
         uses = _checked(backend, uses, args, kwargs)
 
     def declares(a: str, b: str) -> bool:

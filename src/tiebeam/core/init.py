@@ -96,8 +96,10 @@ def _structural(t: Table) -> tuple[float, bool] | None:
     if not t.readout_factor or not all(r.normalized for r in t.readouts):
         return None
     rms = t.hidden_rms
-    unit = rms is None or not math.isfinite(rms) or abs(rms - 1) <= UNIT
-    return moments.target_std_readout(t.readout_factor, 1.0, t.width), unit and rms is not None and math.isfinite(rms)
+    if rms is None:
+        return None
+    unit = math.isfinite(rms) and abs(rms - 1) <= UNIT
+    return moments.target_std_readout(t.readout_factor, 1.0, t.width), unit
 
 
 def _start(t: Table, known: tuple[float, bool] | None) -> float:

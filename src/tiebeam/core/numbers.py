@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tiebeam.core.provenance import INPUT, INTS, LEAF, RANDOM
+from tiebeam.core.provenance import INPUT, LEAF, MASK, RANDOM
 from tiebeam.ir import Graph, Op, Origin
 
 
@@ -89,10 +89,10 @@ def _leaf_of(graph: Graph, value: int) -> str:
 def is_mask(graph: Graph, flags: list[int], value: int) -> bool:
     """Whether multiplying by this value only switches elements on and off.
 
-    It came from integers, or from random draws alone (dropout written as a product).
+    It came from comparisons and masks of the inputs, or from random draws alone (dropout written as a product).
     """
     drawn = bool(flags[value] & RANDOM) and not flags[value] & (INPUT | LEAF)
-    return (drawn or bool(flags[value] & INTS)) and graph.values[value].size > 1
+    return (drawn or bool(flags[value] & MASK)) and graph.values[value].size > 1
 
 
 def is_constant(graph: Graph, flags: list[int], value: int) -> bool:

@@ -7,9 +7,11 @@ INTS = 2  # ... through integer operations alone (a mask, a position, a one-hot 
 IDS = 4  # ... and it still is a token id, moved or shifted, no comparison or count
 LEAF = 8  # a parameter or buffer reached it
 RANDOM = 16  # a random draw reached it
+MASK = 32  # INTS, and never counted or added up: it can switch elements on and off
 
 _MOVES = (Op.LAYOUT, Op.CAST, Op.MASK, Op.UPDATE, Op.CONCAT, Op.DROPOUT)
 _ARITHMETIC = (Op.ADD, Op.SUB, Op.MUL, Op.POINTWISE, Op.GATHER)
+_SWITCHES = (*_MOVES, Op.MUL, Op.SUB, Op.ADD)
 
 
 def provenance(graph: Graph) -> list[int]:
@@ -17,7 +19,7 @@ def provenance(graph: Graph) -> list[int]:
     flags = [0] * len(graph.values)
     for value in graph.values:
         if value.origin is Origin.INPUT:
-            flags[value.id] = INPUT | (INTS | IDS if value.integral else 0)
+            flags[value.id] = INPUT | (INTS | IDS | MASK if value.integral else 0)
         elif value.origin is Origin.LEAF:
             flags[value.id] = LEAF
         elif value.origin is Origin.RANDOM:
@@ -39,16 +41,12 @@ def _integers(graph: Graph, node: Node, read: list[int]) -> int:
     if not all(f & INTS for f in reached):
         return 0
     out = graph.values[node.output]
+    masks = MASK if out.dtype == "bool" or (node.op in _SWITCHES and all(f & MASK for f in reached)) else 0
     if not out.integral and node.op not in _MOVES:
         # Arithmetic on a mask with numbers leaves it a mask; with weights or positions it is a float signal.
-        plain = all(f & INPUT or not f & LEAF for f in read) and node.op in (
-            Op.MUL,
-            Op.SUB,
-            Op.ADD,
-            Op.REDUCE,
-        )
-        return INTS if plain else 0
+        plain = all(f & INPUT or not f & LEAF for f in read) and node.op in (Op.MUL, Op.SUB, Op.ADD, Op.REDUCE)
+        return INTS | masks if plain else 0
     keeps = node.op in _MOVES or (node.op in _ARITHMETIC and out.integral)
     if keeps and out.dtype != "bool" and any(f & IDS for f in reached):
-        return INTS | IDS
-    return INTS
+        return INTS | IDS | masks
+    return INTS | masks

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
+from tiebeam.core.backward import backward
 from tiebeam.core.facts import Lookup, Readout
 from tiebeam.core.gradients import reached_by_gradients
 from tiebeam.core.norms import every_use_normalizes, normalized_upstream, stream_before
@@ -10,7 +11,7 @@ from tiebeam.core.numbers import Factor
 from tiebeam.core.provenance import INPUT
 from tiebeam.core.roles import Read, Reads
 from tiebeam.core.source import source_of
-from tiebeam.core.walk import Forward, Walk, backward
+from tiebeam.core.walk import Forward, Walk
 from tiebeam.ir import Graph, Op
 
 
@@ -184,28 +185,42 @@ def root_mean_square(numbers: list[float | None]) -> float | None:
 
 def confirm(uses: list[Use], again: list[Use]) -> list[Use]:
     """Drop factors that a pass over other inputs does not repeat: they were sizes or readings of them."""
-    other: dict[tuple[str, str, str, int], list[float | None]] = {}
+    other: dict[tuple[str, str, str, int], list[tuple[float | None, float | None]]] = {}
     for use in again:
-        other.setdefault(use.site, []).append(use.fact.factor)
+        other.setdefault(use.site, []).append((use.fact.factor, _cap(use)))
     return [u if not u.literal or u.fact.factor is None else _confirmed(u, other.get(u.site, [])) for u in uses]
 
 
-def _confirmed(use: Use, seen: list[float | None]) -> Use:
-    mine = use.fact.factor
-    if any(f is not None and mine is not None and math.isclose(f, mine, rel_tol=1e-6) for f in seen) or not seen:
+def _confirmed(use: Use, seen: list[tuple[float | None, float | None]]) -> Use:
+    mine, cap = use.fact.factor, _cap(use)
+    if not seen or any(_close(f, mine) and _close(c, cap) for f, c in seen):
         return use
-    values = ", ".join("unknown" if f is None else f"{f:.6g}" for f in seen)
+    values = ", ".join("unknown" if f is None else f"{f:.6g}" + (f" capped at {c:.6g}" if c else "") for f, c in seen)
     reason = f"it comes from the inputs: {mine:.6g} in one pass, {values} in a pass of another length"
-    fact = replace(use.fact, factor=None, notes=(*use.fact.notes, reason))
-    return replace(use, fact=replace(fact, soft_cap=None) if isinstance(fact, Readout) else fact)
+    return _without_factor(use, reason)
+
+
+def _cap(use: Use) -> float | None:
+    return use.fact.soft_cap if isinstance(use.fact, Readout) else None
+
+
+def _close(a: float | None, b: float | None) -> bool:
+    return a is b or (a is not None and b is not None and math.isclose(a, b, rel_tol=1e-6))
+
+
+def _without_factor(use: Use, reason: str) -> Use:
+    notes = (*use.fact.notes, reason)
+    if isinstance(use.fact, Readout):
+        return replace(use, fact=replace(use.fact, factor=None, soft_cap=None, notes=notes))
+    return replace(use, fact=replace(use.fact, factor=None, notes=notes))
+
+
+def doubtful(use: Use) -> bool:
+    """Whether a number of the program, which could be a size of the inputs, decides the factor or the cap."""
+    return use.literal and use.fact.factor is not None and (use.fact.factor != 1.0 or _cap(use) is not None)
 
 
 def unconfirmed(uses: list[Use], why: str) -> list[Use]:
     """Where no other length can be run: a number that could be a reading of the inputs is not known."""
     reason = f"it could come from the inputs, and no other inputs could be tried ({why})"
-    return [
-        replace(u, fact=replace(u.fact, factor=None, notes=(*u.fact.notes, reason)))
-        if u.literal and u.fact.factor not in (None, 1.0)
-        else u
-        for u in uses
-    ]
+    return [_without_factor(u, reason) if doubtful(u) else u for u in uses]

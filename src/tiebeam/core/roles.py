@@ -8,9 +8,10 @@ or a loss unreduced.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tiebeam.core.chains import computed_from
 from tiebeam.core.provenance import IDS, INPUT, INTS
 from tiebeam.core.source import Source, source_of
-from tiebeam.core.walk import Forward, computed_from
+from tiebeam.core.walk import Forward
 from tiebeam.ir import Graph, Node, Op, Origin
 
 SMALL_SHARE = 0.25  # a lookup table below a quarter of the largest, in rows or width, is no vocabulary
@@ -65,22 +66,32 @@ def find_reads(graph: Graph, flags: list[int]) -> Reads:
     shared = {r.source.leaf.storage for r in lookups if r.source.leaf.storage >= 0}
     vocabs = {r.vocab for r in lookups}
 
-    def kin(source: Source) -> bool:
-        leaf = source.leaf
-        return leaf.key in read or leaf.storage in shared or bool(names.intersection(leaf.names))
+    axes = {r.source.leaf.key: r.vocab_axis for r in lookups}
+
+    def kin(r: Read) -> bool:
+        leaf = r.source.leaf
+        if leaf.key in read:
+            return axes[leaf.key] == r.vocab_axis  # summed over the vocabulary it is a mixture of rows
+        return leaf.storage in shared or bool(names.intersection(leaf.names))
 
     own, others = [], []
     for node in graph.nodes:
         for r in _products(graph, flags, node):
-            if kin(r.source):
+            if kin(r):
                 if reaches(graph, flags, r.node.output, r.axis):
                     own.append(r)
-            elif any(_near(r.vocab, v) for v in vocabs):
+            elif r.source.leaf.key not in read and any(_near(r.vocab, v) for v in vocabs):
                 others.append(r)
     heads = [r for r in others if reaches(graph, flags, r.node.output, r.axis) and not _in_stream(graph, flags, r)]
-    last = _last(graph, heads, own)
+    last = _last(graph, _wide(heads, [*lookups, *own]), own)
     readouts = sorted([*own, *last], key=lambda r: r.node.index)
     return _vocabulary(lookups, readouts)
+
+
+def _wide(heads: list[Read], others: list[Read]) -> list[Read]:
+    """Without the low-rank factors of adapters, which have a vocabulary axis as well."""
+    widest = max((r.width for r in [*heads, *others]), default=0)
+    return [r for r in heads if r.width > SMALL_SHARE * widest]
 
 
 def _near(a: int, b: int) -> bool:

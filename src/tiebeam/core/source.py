@@ -6,6 +6,7 @@ from tiebeam.core.numbers import ONE, Factor, is_mask, scalar
 from tiebeam.core.provenance import INPUT
 from tiebeam.ir import Axes, Graph, Leaf, Node, Op, Value
 
+_ADDED = "something is added to the table"
 DEPTH = 64  # operations between a parameter and its use: parametrisations have a dozen
 
 
@@ -62,9 +63,18 @@ def _back(graph: Graph, flags: list[int], step: _Step, depth: int) -> Source | N
             return None
         if len(choices) > 1:
             found = [f for c in choices if (f := _back(graph, flags, c, depth)) is not None]
+            if node.op in (Op.ADD, Op.SUB) and len(found) == 2 and found[0].leaf.key == found[1].leaf.key:
+                return _summed(*found)
             return next((f for f in found if f.leaf.parameter), found[0] if found else None)
         step = choices[0]
     return None
+
+
+def _summed(a: Source, b: Source) -> Source:
+    """The table plus a multiple of itself."""
+    if a.axes != b.axes or {a.altered, b.altered} != {_ADDED}:
+        return replace(a, factor=Factor(None, "the table is added to a rearrangement of itself"))
+    return replace(a, factor=a.factor.plus(b.factor), altered="", attached=a.attached and b.attached)
 
 
 def _arrive(value: Value, step: _Step) -> Source | None:
@@ -96,7 +106,8 @@ def _through(graph: Graph, flags: list[int], node: Node, i: int, step: _Step) ->
         case Op.MUL | Op.DIV:
             return _scaled(graph, flags, node, i, back)
         case Op.ADD | Op.SUB:
-            return replace(back, altered=step.altered or "something is added to the table")
+            sign = Factor(-1.0 if node.op is Op.SUB and i == 1 else 1.0)
+            return replace(back, factor=back.factor.times(sign), altered=step.altered or _ADDED)
         case Op.POINTWISE | Op.TANH | Op.SIGMOID | Op.NORMALIZE:
             return replace(back, altered=step.altered or f"{node.label} on the table")
     return None

@@ -8,7 +8,8 @@ import heapq
 import math
 from dataclasses import dataclass, field, replace
 
-from tiebeam.core.numbers import ONE, Factor, is_constant, is_mask, scalar, uniform
+from tiebeam.core.chains import multiple
+from tiebeam.core.numbers import ONE, Factor, is_mask, scalar, uniform
 from tiebeam.core.provenance import INPUT
 from tiebeam.ir import Graph, Node, Op
 
@@ -94,15 +95,15 @@ class Forward:
         self.readout = axis is not None
         self.states = {start: State(axis=-1 if axis is None else axis)}
         self.walk = Walk()
-        self.absorbed: set[int] = set()
         self._depends: dict[int, bool] = {start: True}
 
     def run(self) -> Walk:
         queue = [(self.graph.values[self.start].producer, self.start)]
+        arrived: dict[int, State] = {}
         done: set[int] = set()
         while queue:
             _, v = heapq.heappop(queue)
-            if v in done or v in self.absorbed:
+            if v in done:
                 continue
             done.add(v)
             nodes = [self.graph.nodes[i] for i in self.graph.consumers[v]]
@@ -113,9 +114,14 @@ class Forward:
                 continue
             for n, state in steps:
                 if state is not None:
-                    self.states[n.output] = state
+                    met = arrived.setdefault(n.output, state)
+                    self.states[n.output] = met if met is state else self._joined(met, state)
                     heapq.heappush(queue, (n.index, n.output))
         return self.walk
+
+    def _joined(self, a: State, b: State) -> State:
+        """Two branches that come together (a concatenation): one factor if both have it."""
+        return replace(a, factor=agreed([a.factor, b.factor]))
 
     def step(self, node: Node, v: int) -> State | None:
         """The state behind `node`, or None where it ends the walk."""
@@ -167,7 +173,7 @@ class Forward:
         if by is None:
             if self.depends(other):
                 return None  # a normalisation or a gate: the walk ends here
-            if is_mask(self.graph, self.flags, other):
+            if node.op is Op.MUL and is_mask(self.graph, self.flags, other):
                 return state
             kind = "depends on the inputs" if self.flags[other] & INPUT else "is no scalar"
             by = Factor(None, f"the multiplication by a tensor of shape {self.graph.values[other].shape} {kind}")
@@ -191,11 +197,12 @@ class Forward:
         other = node.inputs[1 - i]
         if node.op is Op.SUB and i == 1:
             state = replace(state, factor=state.factor.times(Factor(-1.0)), shift=-state.shift)
-        multiple = self._multiple_of(other, v)
-        if multiple is not None:
-            mine = Factor(-1.0 if node.op is Op.SUB and i == 1 else 1.0)
-            theirs = multiple.times(Factor(sign if i == 0 else 1.0))
-            return replace(state, factor=self.states[v].factor.times(mine.plus(theirs)))
+        floor = self.graph.values[self.start].producer
+        mine, theirs = (multiple(self.graph, self.flags, x, floor) for x in (v, other))
+        if mine[0] == theirs[0] and mine[0] in self.states:
+            signs = (sign, 1.0) if node.op is Op.SUB and i == 1 else (1.0, sign)
+            total = mine[1].times(Factor(signs[0])).plus(theirs[1].times(Factor(signs[1])))
+            return replace(state, factor=self.states[mine[0]].factor.times(total))
         if self.depends(other):
             return None
         self._note(node, 1 - i, other, state)
@@ -236,30 +243,6 @@ class Forward:
             v = node.inputs[i]
         return None
 
-    def _multiple_of(self, value: int, root: int) -> Factor | None:
-        """C where `value` is c * root, element by element; marks what lies between as part of this step."""
-        factor, between, v = ONE, [], value
-        while v != root:
-            node = self.graph.producer(v)
-            if node is None or node.index <= self.graph.values[root].producer:
-                return None
-            if len(self.graph.consumers[v]) == 1:
-                between.append(v)
-            if node.op is Op.CAST:
-                v = node.inputs[0]
-                continue
-            if node.op not in (Op.MUL, Op.DIV):
-                return None
-            sizes = [self.graph.values[x].size for x in node.inputs]
-            i = 0 if sizes[0] >= sizes[1] or node.op is Op.DIV else 1
-            by = scalar(self.graph, self.flags, node.inputs[1 - i])
-            if by is None or by.value is None:
-                return None
-            factor = factor.times(by.inverse() if node.op is Op.DIV else by)
-            v = node.inputs[i]
-        self.absorbed.update(between)
-        return factor
-
     def depends(self, value: int) -> bool:
         """Whether `value` was computed from `start`."""
         low = self.graph.values[self.start].producer
@@ -278,67 +261,3 @@ class Forward:
             path.append(v)
             stack += node.inputs
         return False
-
-
-@dataclass(frozen=True, slots=True)
-class Backward:
-    """Where the backward walk from a readout's input ended.
-
-    Attributes:
-        value: The value there.
-        factor: Constants collected on the way.
-    """
-
-    value: int
-    factor: Factor
-
-
-def backward(graph: Graph, flags: list[int], value: int, *, normalized: bool) -> Backward:
-    """Walk back from the readout's input.
-
-    Args:
-        normalized: A normalisation stands right behind (gains apart): a vector that multiplies is its gain.
-    """
-    factor, v = ONE, value
-    while (node := graph.producer(v)) is not None:
-        moving = [x for x in node.inputs if not is_constant(graph, flags, x)]
-        if node.op in (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK) or (
-            node.op is Op.GATHER and flags[node.inputs[0]] & INPUT
-        ):
-            v = node.inputs[0]
-        elif node.op in (Op.MUL, Op.DIV):
-            i = 0 if node.op is Op.DIV or node.inputs[0] in moving else 1
-            other = node.inputs[1 - i]
-            by = scalar(graph, flags, other)
-            if by is None and is_mask(graph, flags, other):
-                v = node.inputs[i]
-                continue
-            if by is None and other not in moving and not normalized:
-                by = Factor(None, f"the hidden state is multiplied by a tensor of shape {graph.values[other].shape}")
-            if by is None or graph.values[node.inputs[i]].size < graph.values[node.output].size:
-                break
-            if by.value is None and flags[other] & INPUT and computed_from(graph, other, node.inputs[i]):
-                break
-            factor = factor.times(by.inverse() if node.op is Op.DIV else by)
-            v = node.inputs[i]
-        elif node.op in (Op.ADD, Op.SUB) and len(moving) == 1:
-            if node.op is Op.SUB and moving[0] == node.inputs[1]:
-                factor = factor.times(Factor(-1.0))
-            v = moving[0]
-        else:
-            break
-    return Backward(v, factor)
-
-
-def computed_from(graph: Graph, value: int, origin: int) -> bool:
-    """Whether `value` was computed from `origin`."""
-    low, stack, seen = graph.values[origin].producer, [value], set[int]()
-    while stack:
-        v = stack.pop()
-        if v == origin:
-            return True
-        node = graph.producer(v)
-        if node is not None and node.index > low and v not in seen:
-            seen.add(v)
-            stack += node.inputs
-    return False

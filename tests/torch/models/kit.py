@@ -77,9 +77,7 @@ class Base(nn.Module):
         return self.read(self.body(self.look(ids)))
 
 
-def case(
-    theme: str, truth: Truth | tuple[Truth, ...] | None = None, inputs: Any = None
-) -> Callable[[Any], Any]:
+def case(theme: str, truth: Truth | tuple[Truth, ...] | None = None, inputs: Any = None) -> Callable[[Any], Any]:
     """Register a module class (built with no argument) or a function that returns (model, inputs, truths)."""
 
     def register(made: Any) -> Any:

@@ -33,9 +33,7 @@ unknown("VectorOnTheRows", "rows", lambda m, x: x * m.gain, setup=gain)
 unknown("VectorOnTheLogits", "logits", lambda m, z: z * m.gain, setup=rows_gain)
 unknown("RootOfLength", "rows", lambda _, x: x * x.shape[1] ** 0.5, numeric=False)
 unknown("LengthThroughTensor", "rows", lambda _, x: x * torch.tensor(float(x.shape[1])), numeric=False)
-unknown(
-    "LogOfLengthOnHidden", "hidden", lambda _, h: h * (1 + 0.1 * math.log(h.shape[1] / 32)), numeric=False
-)
+unknown("LogOfLengthOnHidden", "hidden", lambda _, h: h * (1 + 0.1 * math.log(h.shape[1] / 32)), numeric=False)
 unknown("BatchSizeOnLogits", "logits", lambda _, z: z / z.shape[0], numeric=False)
 
 

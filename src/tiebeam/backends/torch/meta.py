@@ -33,6 +33,7 @@ class MetaRecorder(Recorder):
                 self.shadows.of[value] = torch.ones(t.shape, dtype=t.dtype, device="cpu")
 
     def run(self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any]) -> Any:
+        self._beside = {}  # of the operation before: an alias leaves it unread, and ids are used again
         try:
             if schema.name in READS_OUT and _any_valueless(args):
                 return self._answer(func, args, kwargs)

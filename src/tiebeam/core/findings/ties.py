@@ -79,7 +79,15 @@ def _pair(c: Context, table: Table) -> Iterator[Finding]:
         return
     lookup, readout = (table, partner) if table.lookups else (partner, table)
     if table.tied or partner.tied:
-        lookup, readout = (table, partner) if table.tied else (partner, table)
+        whole, extra = (table, partner) if table.tied else (partner, table)
+        if extra.state == "untied":
+            role = "lookup" if extra.lookups else "readout"
+            yield Finding(
+                "untied", "info", extra.name,
+                f"it is one more {role}, beside {whole.name!r} which serves both roles, {_far(extra)} apart",
+            )  # fmt: skip
+            return
+        lookup, readout = whole, extra
     same = lookup.vocab == readout.vocab and lookup.vocab_axis == readout.vocab_axis
     fix = c.fixes.tie(lookup.name, readout.name) if same and not readout.tied else ""
     cost = f"{readout.vocab * readout.width:,} parameters more than tied"

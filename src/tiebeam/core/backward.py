@@ -1,0 +1,78 @@
+"""The walk backwards from a readout's input to where its size is measured."""
+
+from dataclasses import dataclass
+
+from tiebeam.core.chains import computed_from, multiple
+from tiebeam.core.numbers import ONE, Factor, is_constant, is_mask, scalar
+from tiebeam.core.provenance import INPUT
+from tiebeam.ir import Graph, Node, Op
+
+_PASS = (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK)
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Where the walk ended.
+
+    Attributes:
+        value: The value there.
+        factor: Constants collected on the way.
+    """
+
+    value: int
+    factor: Factor
+
+
+def backward(graph: Graph, flags: list[int], value: int, *, normalized: bool) -> Backward:
+    """Walk back from `value` through layout, masks, adds of biases and scalars.
+
+    Args:
+        normalized: A normalisation stands right behind (gains apart): a vector that multiplies is its gain.
+    """
+    factor, v = ONE, value
+    while (node := graph.producer(v)) is not None:
+        behind = _behind(graph, flags, node, normalized=normalized)
+        if behind is None:
+            break
+        v, by = behind
+        factor = factor.times(by)
+    return Backward(v, factor)
+
+
+def _behind(graph: Graph, flags: list[int], node: Node, *, normalized: bool) -> tuple[int, Factor] | None:
+    """The value before `node` and the constant between, or None where the walk ends."""
+    if node.op in _PASS or (node.op is Op.GATHER and flags[node.inputs[0]] & INPUT):
+        return node.inputs[0], ONE
+    if node.op in (Op.MUL, Op.DIV):
+        return _unscaled(graph, flags, node, normalized=normalized)
+    if node.op in (Op.ADD, Op.SUB):
+        return _less(graph, flags, node)
+    return None
+
+
+def _unscaled(graph: Graph, flags: list[int], node: Node, *, normalized: bool) -> tuple[int, Factor] | None:
+    moving = [x for x in node.inputs if not is_constant(graph, flags, x)]
+    i = 0 if node.op is Op.DIV or node.inputs[0] in moving else 1
+    mine, other = node.inputs[i], node.inputs[1 - i]
+    by = scalar(graph, flags, other)
+    if by is None and node.op is Op.MUL and is_mask(graph, flags, other):
+        return mine, ONE
+    if by is None and other not in moving and not normalized:
+        by = Factor(None, f"the hidden state is multiplied by a tensor of shape {graph.values[other].shape}")
+    if by is None or graph.values[mine].size < graph.values[node.output].size:
+        return None
+    if by.value is None and flags[other] & INPUT and computed_from(graph, other, mine):
+        return None  # divided by its own size, all at once
+    return mine, by.inverse() if node.op is Op.DIV else by
+
+
+def _less(graph: Graph, flags: list[int], node: Node) -> tuple[int, Factor] | None:
+    """Behind an added bias, or a sum of multiples of one value."""
+    sign = Factor(-1.0 if node.op is Op.SUB else 1.0)
+    moving = [x for x in node.inputs if not is_constant(graph, flags, x)]
+    if len(moving) == 2:
+        (a, fa), (b, fb) = (multiple(graph, flags, x) for x in node.inputs)
+        return (a, fa.plus(fb.times(sign))) if a == b else None
+    if len(moving) != 1:
+        return None
+    return moving[0], sign if moving[0] == node.inputs[1] else ONE
