@@ -11,9 +11,9 @@ from tiebeam.checkpoints.declared import Declared, declared_by
 from tiebeam.core.contract import contracted
 from tiebeam.core.facts import Table
 from tiebeam.core.provenance import provenance
+from tiebeam.core.reads import find_reads
 from tiebeam.core.records import Use, build_uses, confirm, doubtful, unconfirmed
 from tiebeam.core.report import Finding
-from tiebeam.core.roles import find_reads
 from tiebeam.core.tables import build_tables
 from tiebeam.errors import InputError, ShapeError, TraceError
 

@@ -9,7 +9,8 @@ from tiebeam.core.gradients import reached_by_gradients
 from tiebeam.core.norms import every_use_normalizes, normalized_upstream, stream_before
 from tiebeam.core.numbers import Factor
 from tiebeam.core.provenance import INPUT
-from tiebeam.core.roles import Read, Reads
+from tiebeam.core.reads import Reads
+from tiebeam.core.roles import Read
 from tiebeam.core.source import source_of
 from tiebeam.core.walk import Forward, Walk
 from tiebeam.ir import Graph, Op

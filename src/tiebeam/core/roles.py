@@ -8,13 +8,9 @@ or a loss unreduced.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tiebeam.core.chains import computed_from
 from tiebeam.core.provenance import IDS, INPUT, INTS
 from tiebeam.core.source import Source, source_of
-from tiebeam.core.walk import Forward
 from tiebeam.ir import Graph, Node, Op, Origin
-
-SMALL_SHARE = 0.25  # a lookup table below a quarter of the largest, in rows or width, is no vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,58 +44,8 @@ class Read:
         return sum(n != 1 for n in self.source.shape) < 2
 
 
-@dataclass(frozen=True, slots=True)
-class Reads:
-    """All lookups and readouts of vocabulary tables, in order of execution."""
-
-    lookups: tuple[Read, ...]
-    readouts: tuple[Read, ...]
-
-
-def find_reads(graph: Graph, flags: list[int]) -> Reads:
-    """Lookups first; readouts are looked for among products that could belong to them."""
-    lookups = [r for node in graph.nodes if (r := _lookup(graph, flags, node)) is not None]
-    if not lookups:
-        return Reads((), ())
-    read = {r.source.leaf.key for r in lookups}
-    names = {n for r in lookups for n in r.source.leaf.names}
-    shared = {r.source.leaf.storage for r in lookups if r.source.leaf.storage >= 0}
-    vocabs = {r.vocab for r in lookups}
-
-    axes = {r.source.leaf.key: r.vocab_axis for r in lookups}
-
-    def kin(r: Read) -> bool:
-        leaf = r.source.leaf
-        if leaf.key in read:
-            return axes[leaf.key] == r.vocab_axis  # summed over the vocabulary it is a mixture of rows
-        return leaf.storage in shared or bool(names.intersection(leaf.names))
-
-    own, others = [], []
-    for node in graph.nodes:
-        for r in _products(graph, flags, node):
-            if kin(r):
-                if reaches(graph, flags, r.node.output, r.axis):
-                    own.append(r)
-            elif r.source.leaf.key not in read and any(_near(r.vocab, v) for v in vocabs):
-                others.append(r)
-    heads = [r for r in others if reaches(graph, flags, r.node.output, r.axis) and not _in_stream(graph, flags, r)]
-    last = _last(graph, _wide(heads, [*lookups, *own]), own)
-    readouts = sorted([*own, *last], key=lambda r: r.node.index)
-    return _vocabulary(lookups, readouts)
-
-
-def _wide(heads: list[Read], others: list[Read]) -> list[Read]:
-    """Without the low-rank factors of adapters, which have a vocabulary axis as well."""
-    widest = max((r.width for r in [*heads, *others]), default=0)
-    return [r for r in heads if r.width > SMALL_SHARE * widest]
-
-
-def _near(a: int, b: int) -> bool:
-    """Equal, or apart by padding or a few special rows."""
-    return abs(a - b) <= max(0.02 * max(a, b), min(8, 0.1 * max(a, b)))
-
-
-def _lookup(graph: Graph, flags: list[int], node: Node) -> Read | None:
+def lookup_at(graph: Graph, flags: list[int], node: Node) -> Read | None:
+    """The lookup that `node` is, or None."""
     if node.op is Op.GATHER and len(node.inputs) > 1:
         index = flags[node.inputs[1]]
         if not (index & IDS and graph.values[node.inputs[1]].integral) or flags[node.inputs[0]] & INPUT:
@@ -132,7 +78,7 @@ def _contracted(node: Node, i: int, source: Source) -> int | None:
     return summed.pop() if len(summed) == 1 else None
 
 
-def _products(graph: Graph, flags: list[int], node: Node) -> Iterator[Read]:
+def products_at(graph: Graph, flags: list[int], node: Node) -> Iterator[Read]:
     """Products over a leaf's one axis with an activation: the other axis may be a vocabulary."""
     if node.op is not Op.DOT:
         return
@@ -152,15 +98,20 @@ def _products(graph: Graph, flags: list[int], node: Node) -> Iterator[Read]:
                 yield Read(node, source, source.axes[a], other, out)
 
 
-def reaches(graph: Graph, flags: list[int], value: int, axis: int) -> bool:
-    """Whether `axis` of `value` gets to an output or a loss without being summed over.
+def reaches(graph: Graph, flags: list[int], read: Read, *, plainly: bool = False) -> bool:
+    """Whether the vocabulary axis of a product gets to an output or a loss without being summed over.
 
     An axis that a reshape splits or merges (-1 below) is still all there.
+
+    Args:
+        plainly: It must come out as the last axis of an output, as logits do: not cut into heads and cached.
     """
-    stack, seen = [(value, axis)], set()
+    start = (read.node.output, read.axis)
+    stack, seen = [start], {start}
     while stack:
         v, a = stack.pop()
-        if v in graph.returned:
+        shape = graph.values[v].shape
+        if v in graph.returned and (not plainly or (a == len(shape) - 1 and shape[-1] == read.vocab)):
             return True
         for index in graph.consumers[v]:
             node = graph.nodes[index]
@@ -200,39 +151,3 @@ def _meets_loss(flags: list[int], node: Node, a: int) -> bool:
     if node.op is Op.LOSS:
         return a in (node.axis, -1)
     return node.op is Op.GATHER and a == node.axis and a >= 0 and bool(flags[node.inputs[1]] & IDS)
-
-
-def _in_stream(graph: Graph, flags: list[int], read: Read) -> bool:
-    """Whether the product is added back to what its input came from: a layer of a residual stream."""
-    walk = Forward(graph, flags, read.node.output, read.axis).run()
-    return any(computed_from(graph, read.other, value) for value in walk.added)
-
-
-def _last(graph: Graph, reads: list[Read], own: list[Read]) -> list[Read]:
-    """Those whose product feeds no other readout: heads, rather than layers of the body."""
-    by_node = {r.node.index for r in [*reads, *own]}
-    feeds: list[bool] = [False] * len(graph.values)
-    for node in reversed(graph.nodes):
-        inside = node.index in by_node or any(feeds[v] for v in node.outputs)
-        if inside:
-            for v in node.inputs:
-                feeds[v] = True
-    return [r for r in reads if not feeds[r.node.output]]
-
-
-def _vocabulary(lookups: list[Read], readouts: list[Read]) -> Reads:
-    """Leave out lookup tables that are no vocabulary: token types, adapters' low-rank factors.
-
-    A table that is also read out stays whatever its size; so does one of the size of a readout.
-    """
-    kept = {n for r in readouts for n in (r.source.leaf.key, r.source.leaf.storage) if n >= 0}
-    heads = [r.vocab for r in readouts]
-    pool = [r for r in lookups if not heads or any(_near(r.vocab, h) for h in heads)] or lookups
-    tall, wide = max(r.vocab for r in pool), max(r.width for r in pool)
-
-    def stays(r: Read) -> bool:
-        if r.source.leaf.key in kept or r.source.leaf.storage in kept:
-            return True
-        return r.vocab >= SMALL_SHARE * tall and r.width >= SMALL_SHARE * wide
-
-    return Reads(tuple(r for r in lookups if stays(r)), tuple(readouts))
