@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tiebeam import reports as reports
 
 if TYPE_CHECKING:
-    from tiebeam.api import initialize, inspect
+    from tiebeam.api import initialize, initialize_params, inspect
     from tiebeam.core.facts import Lookup, Readout, Table
     from tiebeam.core.report import Finding, Report
     from tiebeam.errors import (
@@ -46,11 +46,12 @@ __all__ = [
     "TraceError",
     "UnhealthyTie",
     "initialize",
+    "initialize_params",
     "inspect",
 ]
 
 _HOMES = {
-    "tiebeam.api": ("initialize", "inspect"),
+    "tiebeam.api": ("initialize", "initialize_params", "inspect"),
     "tiebeam.core.facts": ("Lookup", "Readout", "Table"),
     "tiebeam.core.report": ("Finding", "Report"),
 }

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from tiebeam.api.inspection import report_of, silent
 from tiebeam.api.look import Look, look
+from tiebeam.backends import entry_of
+from tiebeam.backends.protocol import Functional
 from tiebeam.core.findings import in_order
 from tiebeam.core.init import ROUNDS, SETTLED, Mode, TablePlan, could_be_a_layer, has_no_effect, next_std, plan_init
 from tiebeam.core.report import Finding, Report, TableInit
@@ -52,11 +54,77 @@ def initialize(
         >>> done.mode, done.std, round(float(model.embed.weight.std()), 3)
         ('analytic', 0.125, 0.125)
     """
+    _check(only, seed)
+    if entry_of(model, ()).functional:
+        raise InputError(
+            f"{type(model).__name__} cannot be written in place: JAX arrays do not change",
+            got="initialize",
+            expected="initialize_params, which returns a new tree beside the report",
+            hint="params, report = tiebeam.initialize_params(model, inputs, params); nnx and Equinox modules come "
+            "without params, and come back whole",
+        )
+    return _initialized(look(model, inputs), mode, seed)
+
+
+def initialize_params(
+    model: Any,
+    inputs: Any = None,
+    params: Any = None,
+    *,
+    mode: Mode = "auto",
+    only: Literal["tables"] = "tables",
+    seed: int = 0,
+) -> tuple[Any, Report]:
+    """Like `initialize`, for models whose arrays do not change: returns a new tree.
+
+    Args:
+        model: A JAX model, as for `inspect`.
+        inputs: As for `inspect`.
+        params: What a linen module or a function is applied to; none for an nnx or Equinox module. Only read.
+        mode, only, seed: As for `initialize`. One seed gives the tables that it gives in every framework.
+
+    Returns:
+        The params with new tables, of the same structure, dtypes and shardings (for an nnx or Equinox module: a
+        new module), and the report of the model with them. Of abstract params: themselves, and the plan.
+
+    Raises:
+        RangeError, InputError: As `initialize`; InputError also for a model that is written in place.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, tiebeam
+        >>> def apply(params, ids):
+        ...     h = params["table"][ids]
+        ...     h = h / jnp.sqrt((h * h).mean(-1, keepdims=True) + 1e-6)
+        ...     return h @ params["table"].T
+        >>> params = {"table": jax.random.normal(jax.random.key(0), (300, 64))}
+        >>> params, report = tiebeam.initialize_params(apply, jnp.arange(8)[None], params)
+        >>> report.init[0].mode, report.init[0].std, round(float(params["table"].std()), 3)
+        ('analytic', 0.125, 0.125)
+    """
+    _check(only, seed)
+    if not entry_of(model, params).functional:
+        raise InputError(
+            f"{type(model).__name__} is written in place",
+            got="initialize_params",
+            expected="initialize",
+            hint="report = tiebeam.initialize(model, inputs)",
+        )
+    seen = look(model, inputs, params=params)
+    report = _initialized(seen, mode, seed)
+    if not isinstance(seen.model, Functional):
+        raise InputError(f"the backend of {seen.model.name} makes no new trees", hint="use tiebeam.initialize")
+    return seen.model.rebuilt(), report
+
+
+def _check(only: str, seed: int) -> None:
     if only != "tables":
         raise RangeError("initialize writes vocabulary tables alone", got=f"only={only!r}", expected="only='tables'")
     if type(seed) is not int or seed < 0:
         raise RangeError("the seed is no natural number", got=repr(seed), expected="an integer of 0 or above")
-    seen = look(model, inputs)
+
+
+def _initialized(seen: Look, mode: Mode, seed: int) -> Report:
+    """Plan, write, measure."""
     meta = bool(seen.traced.graph.meta)
     if silent(seen):
         raise InputError(

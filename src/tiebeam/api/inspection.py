@@ -10,7 +10,7 @@ from tiebeam.core.findings import Context, findings_of, in_order
 from tiebeam.core.report import Finding, Report
 
 
-def inspect(model: Any, inputs: Any = None) -> Report:
+def inspect(model: Any, inputs: Any = None, *, params: Any = None) -> Report:
     """See what a model really does with its vocabulary table.
 
     The model runs once on `inputs` and is watched: which parameter is gathered by token id, which one is
@@ -19,10 +19,13 @@ def inspect(model: Any, inputs: Any = None) -> Report:
     modes, hooks and random generators are as before.
 
     Args:
-        model: A PyTorch `nn.Module`, on real, fake or meta tensors, wrapped or not.
+        model: A PyTorch `nn.Module`, on real, fake or meta tensors, wrapped or not; a Flax linen, Flax nnx or
+            Equinox module; or a function `fn(params, *inputs)` of JAX arrays.
         inputs: What the model takes. A tuple is positional, a dict is keyword arguments, a single tensor
             or array is one argument. Omitted: token ids `(1, 8)` are made from the model's config or the
             signature of its `forward`.
+        params: What a linen module or a function is applied to: a pytree of arrays, or of shapes as
+            `jax.eval_shape` gives them. Models that hold their own parameters take none.
 
     Returns:
         The report: `tables`, `findings`, and renderings of both.
@@ -50,9 +53,9 @@ def inspect(model: Any, inputs: Any = None) -> Report:
         ['init-scale']
     """
     try:
-        return report_of(look(model, inputs))
+        return report_of(look(model, inputs, params=params))
     except UnloadedError as unloaded:
-        backend = resolve(model)
+        backend = resolve(model, params)
         return Report(
             model=backend.name,
             framework=backend.framework,

@@ -50,7 +50,7 @@ class Look:
         return _read(self.model, self.args, self.kwargs, self.declared, logits=logits, like=self.uses)
 
 
-def look(model: Any, inputs: Any = None, *, logits: bool = False) -> Look:
+def look(model: Any, inputs: Any = None, *, params: Any = None, logits: bool = False) -> Look:
     """Run the model once (twice, where a number in the program could be a size of the inputs).
 
     Raises:
@@ -58,7 +58,7 @@ def look(model: Any, inputs: Any = None, *, logits: bool = False) -> Look:
         InputError: The model refused the inputs, or none could be made.
         TraceError: The pass cannot be followed without values.
     """
-    backend = resolve(model)
+    backend = resolve(model, params)
     if inputs is None:
         inputs = _example(backend)
     args, kwargs = backend.arguments(inputs)
@@ -118,7 +118,7 @@ def _checked(backend: Model, uses: list[Use], args: tuple[Any, ...], kwargs: dic
     why = "the inputs have no axis that could be shorter"
     for other_args, other_kwargs in backend.shorter(args, kwargs)[:TRIES]:
         try:
-            traced = backend.trace(other_args, other_kwargs)
+            traced = backend.trace(other_args, other_kwargs, measure=False)
         except (RefusedError, TraceError) as refused:  # some models take one length only
             error = refused.__cause__ or refused
             why = f"{type(error).__name__}: {error}".splitlines()[0]

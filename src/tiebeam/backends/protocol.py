@@ -1,7 +1,7 @@
 """What a backend implements: one class over one model."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tiebeam.core.findings import Fixes
 from tiebeam.core.report import Finding
@@ -63,8 +63,13 @@ class Model(Protocol):
         """The same arguments at other lengths and with other values, best first."""
         ...
 
-    def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False) -> Any:
-        """One forward pass, leaving the model as it was; `logits` measures their std too."""
+    def trace(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False, measure: bool = True
+    ) -> Any:
+        """One forward pass, leaving the model as it was; `logits` measures their std too.
+
+        `measure` False: the structure alone is wanted, and measuring may be left out.
+        """
         ...
 
     def diagnose(self) -> Finding | ShapeError | None:
@@ -123,4 +128,13 @@ class Model(Protocol):
 
     def devices(self) -> dict[str, str]:
         """Devices by a device map, by module path."""
+        ...
+
+
+@runtime_checkable
+class Functional(Protocol):
+    """A model whose arrays do not change: what is written is kept aside."""
+
+    def rebuilt(self) -> Any:
+        """The caller's model, or its params, with what was written."""
         ...

@@ -82,7 +82,9 @@ class TorchModel:
         # What was made in inference mode cannot take part in a pass that records gradients.
         return value.clone() if isinstance(value, torch.Tensor) and value.is_inference() else value
 
-    def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False) -> Trace:
+    def trace(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False, measure: bool = True
+    ) -> Trace:
         return trace(self.model, args, kwargs, logits=logits)
 
     def shorter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:

@@ -1,0 +1,111 @@
+"""What the kinds of JAX models have in common: named arrays, a pure call, and the way back to a model."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from tiebeam.backends.jax.tree import Slot, Tree
+from tiebeam.errors import InputError
+
+
+class Held(Protocol):
+    """A model with its arrays taken out.
+
+    Attributes:
+        model: What the caller passed.
+        slots: The arrays, in the order in which `call` and `rebuilt` take them.
+    """
+
+    model: Any
+    slots: list[Slot]
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        ...
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """What the inputs go to, for its signature."""
+        ...
+
+    def call(self, arrays: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run the model with these arrays in place of its own."""
+        ...
+
+    def rebuilt(self, arrays: Sequence[Any]) -> Any:
+        """What the caller passed, with these arrays."""
+        ...
+
+    def where(self, stack: str) -> str:
+        """The module path that a name stack stands for."""
+        ...
+
+    def twin(self, name: str) -> str:
+        """How to share what lies at `name`, in words."""
+        ...
+
+
+def scopes(stack: str) -> list[str]:
+    """The named scopes of a name stack, transformations opened.
+
+    Example:
+        >>> scopes("/LM/vmap(embed.attend)/")
+        ['LM', 'embed.attend']
+    """
+    return [part for part in re.sub(r"\w+\(([^()]*)\)", r"\1", stack).split("/") if part]
+
+
+class HeldFunction:
+    """A function `fn(params, *inputs)`.
+
+    Args:
+        model: The function.
+        params: Any pytree.
+    """
+
+    def __init__(self, model: Callable[..., Any], params: Any) -> None:
+        self.model, self.params = model, params
+        self._tree = Tree(params)
+        if not self._tree.arrays:
+            raise InputError(
+                f"the params of {self.name} hold no arrays",
+                got=f"a {type(params).__name__}",
+                expected="a pytree of arrays, or of shapes by jax.eval_shape",
+                hint="pass params=, the tree that the function takes as its first argument",
+            )
+        self.slots = [Slot((n,), a) for n, a in zip(self._tree.names, self._tree.arrays, strict=True)]
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.model, "__name__", type(self.model).__name__))
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """What the inputs go to: the function without its first argument."""
+        return _WithoutParams(self.model)
+
+    def call(self, arrays: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return self.model(self._tree.rebuilt(arrays), *args, **kwargs)
+
+    def rebuilt(self, arrays: Sequence[Any]) -> Any:
+        return self._tree.rebuilt(arrays)
+
+    def where(self, stack: str) -> str:
+        return ".".join(scopes(stack))
+
+    def twin(self, name: str) -> str:
+        return f"read params at {name!r} in both roles, and leave the other leaf out of the tree"
+
+
+class _WithoutParams:
+    """A function whose signature lacks the first parameter."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        import inspect
+
+        signature = inspect.signature(function)
+        self.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    def __call__(self, *args: Any) -> None:
+        raise NotImplementedError("this stands for a signature alone")

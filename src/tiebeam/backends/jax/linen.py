@@ -1,0 +1,61 @@
+"""Flax linen modules: stateless, their variables beside them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tiebeam.backends.jax.held import scopes
+from tiebeam.backends.jax.tree import Slot, Tree
+from tiebeam.errors import InputError
+
+
+class HeldLinen:
+    """A linen module and its variables.
+
+    Args:
+        model: The module.
+        params: The variables that `init` returned (real, or shapes by `jax.eval_shape`), or their collection "params".
+    """
+
+    def __init__(self, model: Any, params: Any) -> None:
+        self.model = model
+        if params is None:
+            raise InputError(
+                f"{self.name} is a linen module, which holds no variables",
+                got="no params",
+                expected="the variables that init returned",
+                hint="pass params=model.init(key, inputs), or params=jax.eval_shape(model.init, key, inputs)",
+            )
+        self._bare = not (isinstance(params, Mapping) and "params" in params)
+        self._tree = Tree({"params": params} if self._bare else params)
+        self.slots = [
+            Slot((self._own(n),), a, parameter=n.startswith("params."))
+            for n, a in zip(self._tree.names, self._tree.arrays, strict=True)
+        ]
+
+    def _own(self, name: str) -> str:
+        """The path in the tree that the caller passed."""
+        return name.removeprefix("params.") if self._bare else name
+
+    @property
+    def name(self) -> str:
+        return type(self.model).__name__
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """What the inputs go to."""
+        return self.model.__call__  # type: ignore[no-any-return]
+
+    def call(self, arrays: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return self.model.apply(self._tree.rebuilt(arrays), *args, **kwargs)
+
+    def rebuilt(self, arrays: Sequence[Any]) -> Any:
+        tree = self._tree.rebuilt(arrays)
+        return tree["params"] if self._bare else tree
+
+    def where(self, stack: str) -> str:
+        """Linen names a scope after the module, and after its method where that is not `__call__`."""
+        parts = [s.partition(".")[0] for s in scopes(stack)]
+        return ".".join(p for p in parts[1:] if p)
+
+    def twin(self, name: str) -> str:
+        return "read one Embed in both roles: embed(ids) and embed.attend(hidden)"

@@ -1,0 +1,254 @@
+"""From jaxprs to core's graph: ids, frames and constants; the meaning of each primitive is in `ops` and `calls`.
+
+A frame is one execution of one jaxpr. Nested jaxprs are opened in place, so a table that a scanned, checkpointed
+or jitted body reads is the leaf it is outside. Ids are handed out in order, so the values of a frame and of
+everything inside it are one range.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jex
+
+from tiebeam.backends.jax.axes import broadcast
+from tiebeam.ir import Axes, Graph, Leaf, Node, Op, Origin, Value
+
+TINY = 16  # elements of a constant whose value is followed
+Atom = Any  # jax.extend.core.Var or Literal: their classes have no stubs
+
+
+@dataclass(slots=True)
+class Draft:
+    """A value in the making.
+
+    Attributes:
+        concrete: Its elements, where they are few and known.
+        varying: An input or a random number reached it; `leafy`: a leaf did.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    origin: Origin
+    producer: int = -1
+    leaf: Leaf | None = None
+    number: float | None = None
+    concrete: Any = None
+    varying: bool = False
+    leafy: bool = False
+
+
+@dataclass
+class Frame:
+    """One execution of one jaxpr.
+
+    Attributes:
+        ids: Value of each variable.
+        inside: Frames of the equations that were opened, by the equation's position.
+        first, last: Range of the ids that were handed out while it was lowered.
+    """
+
+    jaxpr: Any
+    ids: dict[Any, int] = field(default_factory=dict)
+    inside: dict[int, "Frame"] = field(default_factory=dict)
+    first: int = 0
+    last: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """One equation with its operands and results as ids."""
+
+    name: str
+    params: Mapping[str, Any]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    where: str
+
+
+class Lowering:
+    """Builds values and nodes.
+
+    Args:
+        where: The module path that a name stack stands for.
+        values: Whether leaves have values (False on abstract ones).
+    """
+
+    def __init__(self, where: Callable[[str], str], *, values: bool) -> None:
+        self.where = where
+        self.has_values = values
+        self.drafts: list[Draft] = []
+        self.nodes: list[Node] = []
+        self.literals: dict[tuple[float, str], int] = {}
+        self.constants: dict[int, tuple[int, Any]] = {}  # by identity; the array is held, so its id stays its own
+        self.notes: dict[str, None] = {}
+
+    # -- values --
+
+    def shape(self, value: int) -> tuple[int, ...]:
+        return self.drafts[value].shape
+
+    def add(self, shape: Sequence[int], dtype: Any, origin: Origin, **facts: Any) -> int:
+        self.drafts.append(Draft(tuple(shape), str(dtype), origin, **facts))
+        return len(self.drafts) - 1
+
+    def number(self, number: float, dtype: str = "float32") -> int:
+        """A number that the program wrote."""
+        key = (number, dtype)
+        if key not in self.literals:
+            self.literals[key] = self.add((), dtype, Origin.LITERAL, number=number, concrete=np.asarray(number, dtype))
+        return self.literals[key]
+
+    def constant(self, array: Any) -> int:
+        """An array that the program made from nothing, known by its identity in whichever jaxpr it turns up."""
+        if id(array) not in self.constants:
+            shape, dtype = np.shape(array), getattr(array, "dtype", None)
+            facts: dict[str, Any] = {}
+            if dtype is not None and not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+                facts = known(array)
+            origin = Origin.CONSTANT if facts or dtype is None or dtype.kind != "V" else Origin.RANDOM
+            self.constants[id(array)] = (self.add(shape, dtype, origin, **facts), array)
+        return self.constants[id(array)][0]
+
+    def read(self, frame: Frame, atom: Atom) -> int:
+        if not isinstance(atom, jex.Literal):
+            return frame.ids[atom]
+        if np.shape(atom.val) or isinstance(atom.val, jax.Array):
+            return self.constant(atom.val)
+        dtype = str(atom.aval.dtype)
+        if atom.aval.dtype.kind == "b":
+            return self.number(float(bool(atom.val)), dtype)
+        return self.number(float(atom.val), dtype) if not isinstance(atom.val, complex) else self.constant(atom.val)
+
+    def fresh(self, aval: Any, inputs: Sequence[int]) -> int:
+        """A value computed from `inputs`."""
+        read = [self.drafts[v] for v in inputs]
+        return self.add(
+            getattr(aval, "shape", ()), getattr(aval, "dtype", "token"), Origin.NODE,
+            varying=any(d.varying for d in read), leafy=any(d.leafy for d in read),
+        )  # fmt: skip
+
+    def settle(self, value: int, concrete: Any) -> None:
+        """Take in what a constant was computed to be."""
+        for name, fact in known(concrete).items():
+            setattr(self.drafts[value], name, fact)
+
+    # -- nodes --
+
+    def emit(
+        self,
+        eqn: Equation,
+        op: Op,
+        inputs: Sequence[int],
+        axes: Sequence[Axes | None],
+        outputs: Sequence[int] | None = None,
+        **facts: Any,
+    ) -> int:
+        index = len(self.nodes)
+        outs = eqn.outputs[:1] if outputs is None else tuple(outputs)
+        facts.setdefault("attached", (None,) * len(inputs))
+        label = facts.pop("label", "") or eqn.name
+        self.nodes.append(
+            Node(
+                index=index, op=op, inputs=tuple(inputs), outputs=outs, axes=tuple(axes), label=label,
+                where=eqn.where, **facts,
+            )  # fmt: skip
+        )
+        for v in outs:
+            self.drafts[v].producer = index
+        return outs[0]
+
+    def elementwise(self, eqn: Equation, op: Op, inputs: Sequence[int], **facts: Any) -> int:
+        out = self.shape(eqn.outputs[0])
+        return self.emit(eqn, op, inputs, [broadcast(self.shape(v), out) for v in inputs], **facts)
+
+    def opaque(self, eqn: Equation) -> None:
+        self.emit(eqn, Op.OPAQUE, eqn.inputs, [None] * len(eqn.inputs), eqn.outputs)
+
+    # -- frames --
+
+    def enter(self, jaxpr: Any, consts: Sequence[int], args: Sequence[int], stack: str = "") -> Frame:
+        """Lower a jaxpr on `args`; the frame knows the ids of its results."""
+        from tiebeam.backends.jax.calls import CALLS
+        from tiebeam.backends.jax.ops import lower_equation
+
+        frame = Frame(jaxpr, first=len(self.drafts))
+        frame.ids.update(zip(jaxpr.constvars, consts, strict=True))
+        frame.ids.update(zip(jaxpr.invars, args, strict=True))
+        for position, eqn in enumerate(jaxpr.eqns):
+            inputs = tuple(self.read(frame, a) for a in eqn.invars)
+            name, below = eqn.primitive.name, f"{stack}/{eqn.source_info.name_stack}"
+            if name in CALLS:
+                at = Equation(name, eqn.params, inputs, (), self.where(below))
+                outputs = CALLS[name](self, at, eqn, frame, position, below)
+                frame.ids.update(zip(eqn.outvars, outputs, strict=True))
+                continue
+            outputs = tuple(self.fresh(v.aval, inputs) for v in eqn.outvars)
+            frame.ids.update(zip(eqn.outvars, outputs, strict=True))
+            if outputs:
+                at = Equation(name, eqn.params, inputs, outputs, self.where(below))
+                self._fold(eqn, at)
+                lower_equation(self, at)
+        frame.last = len(self.drafts)
+        return frame
+
+    def results(self, frame: Frame) -> tuple[int, ...]:
+        return tuple(self.read(frame, v) for v in frame.jaxpr.outvars)
+
+    def _fold(self, eqn: Any, at: Equation) -> None:
+        """Compute what is computed from known numbers alone, as the program would."""
+        operands = [self.drafts[v].concrete for v in at.inputs]
+        if any(c is None for c in operands) or eqn.effects or any(d.varying for d in map(self._draft, at.outputs)):
+            return
+        if any(np.prod(self.shape(v), initial=1) > TINY for v in at.outputs):
+            return
+        found = bound(eqn, operands)
+        for v, concrete in zip(at.outputs, found if eqn.primitive.multiple_results else [found], strict=True):
+            if not jax.dtypes.issubdtype(concrete.dtype, jax.dtypes.extended):
+                self.settle(v, np.asarray(concrete))
+
+    def _draft(self, value: int) -> Draft:
+        return self.drafts[value]
+
+    # -- the graph --
+
+    def graph(self, **facts: Any) -> Graph:
+        def lost(d: Draft) -> bool:
+            return not self.has_values and d.leafy and not d.varying and d.number is None
+
+        values = tuple(
+            Value(
+                id=i,
+                shape=d.shape,
+                dtype=d.dtype,
+                origin=d.origin,
+                producer=d.producer,
+                leaf=d.leaf,
+                number=d.number,
+                lost=lost(d) and int(np.prod(d.shape)) == 1,
+            )
+            for i, d in enumerate(self.drafts)
+        )
+        return Graph(values=values, nodes=tuple(self.nodes), notes=tuple(self.notes), **facts)
+
+
+def bound(eqn: Any, operands: Sequence[Any]) -> Any:
+    """Apply the primitive of an equation."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    # Until JAX 0.8 the functions of a custom derivative came apart from the other parameters.
+    functions, params = params if isinstance(params, tuple) else ((), params)
+    with eqn.ctx.manager:
+        return eqn.primitive.bind(*functions, *operands, **params)
+
+
+def known(array: Any) -> dict[str, Any]:
+    """Facts of a small array: its elements, and its number where it has one element."""
+    size = int(np.prod(np.shape(array)))
+    if size > TINY or size == 0:
+        return {}
+    host = np.asarray(array)
+    if size != 1 or host.dtype.kind == "c":
+        return {"concrete": host}
+    return {"concrete": host, "number": float(host.reshape(()).astype(np.float64))}

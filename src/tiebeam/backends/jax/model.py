@@ -1,0 +1,203 @@
+"""A JAX model as tiebeam's public calls use it: trace, ask about weights, draw them anew in a new tree."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tiebeam.backends.jax import weights
+from tiebeam.backends.jax.fixes import JaxFixes
+from tiebeam.backends.jax.held import Held, HeldFunction
+from tiebeam.backends.jax.shorten import Arguments, shorter_arguments
+from tiebeam.backends.jax.trace import Program, Trace, program_of, trace
+from tiebeam.core.report import Finding
+from tiebeam.core.statistics import Distance, TableStatistics
+from tiebeam.errors import InputError, ShapeError
+from tiebeam.ir import Leaf
+
+
+class JaxWeights:
+    """`core.statistics.Weights` over the arrays of a trace; asks each table once."""
+
+    def __init__(self, arrays: Mapping[int, Any]) -> None:
+        self.arrays = arrays
+        self._known: dict[tuple[int, int], TableStatistics] = {}
+
+    def statistics(self, leaf: Leaf, vocab_axis: int) -> TableStatistics:
+        key = (leaf.key, vocab_axis)
+        if key not in self._known:
+            self._known[key] = weights.table_statistics(self.arrays[leaf.key], vocab_axis)
+        return self._known[key]
+
+    def distance(self, a: Leaf, axis_a: int, b: Leaf, axis_b: int) -> Distance | None:
+        return weights.distance(self.arrays[a.key], self.arrays[b.key], vocab_axis_a=axis_a, vocab_axis_b=axis_b)
+
+
+class JaxModel:
+    """One JAX model.
+
+    Arrays do not change: `write` and `zero` keep new ones here, and `rebuilt` is the caller's model, or its params,
+    with those in it.
+
+    Args:
+        held: The model with its arrays taken out.
+        whole: The model holds its arrays itself.
+    """
+
+    framework = "jax"
+
+    def __init__(self, held: Held, *, whole: bool = False) -> None:
+        self.held, self.whole = held, whole
+        self.arrays = [s.array for s in held.slots]
+        self._programs: list[tuple[tuple[Any, ...], Mapping[str, Any], Program]] = []
+        for slot in held.slots:
+            if isinstance(slot.array, jax.Array) and not isinstance(slot.array, jax.core.Tracer):
+                _check_alive(slot.array, slot.name, held.name)
+
+    @property
+    def model(self) -> Any:
+        """The framework's own object."""
+        return self.held.model
+
+    @property
+    def name(self) -> str:
+        return self.held.name
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """What the inputs go to, for its signature."""
+        return self.held.forward
+
+    def arguments(self, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments, NumPy arrays turned into JAX's."""
+        if isinstance(inputs, Mapping):
+            return (), {k: _array(v) for k, v in inputs.items()}
+        if isinstance(inputs, tuple):
+            return tuple(_array(v) for v in inputs), {}
+        return (_array(inputs),), {}
+
+    def trace(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False, measure: bool = True
+    ) -> Trace:
+        """One application of the model."""
+        program = next((p for a, k, p in self._programs if a is args and k is kwargs), None)
+        if program is None:
+            program = program_of(self.held, self.arrays, args, kwargs)
+            self._programs.append((args, kwargs, program))
+        return trace(program, self.held, self.arrays, logits=logits, measure=measure)
+
+    def shorter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Arguments]:
+        return shorter_arguments(args, kwargs)
+
+    def diagnose(self) -> Finding | ShapeError | None:
+        return None
+
+    def weights(self, traced: Trace) -> JaxWeights:
+        return JaxWeights({key: self.arrays[place] for key, place in traced.places.items()})
+
+    def parameters(self) -> int:
+        """Elements of all parameters, each once."""
+        return sum(int(np.prod(s.array.shape)) for s in self.held.slots if s.parameter)
+
+    def fixes(self) -> JaxFixes:
+        return JaxFixes(whole=self.whole)
+
+    def trainable_elsewhere(self, names: Sequence[str]) -> float:
+        """1 where there are other parameters: which of them an optimizer steps is not in a JAX model."""
+        return 1.0 if any(s.parameter and s.floating and s.name not in names for s in self.held.slots) else 0.0
+
+    def body_dtype(self, names: Sequence[str]) -> str | None:
+        """Dtype of most elements of all floating parameters but `names`."""
+        counts: dict[str, int] = {}
+        for s in self.held.slots:
+            if s.parameter and s.floating and s.name not in names:
+                dtype = str(s.array.dtype)
+                counts[dtype] = counts.get(dtype, 0) + int(np.prod(s.array.shape))
+        return max(counts, key=lambda d: counts[d]) if counts else None
+
+    def shared(self) -> tuple[tuple[str, ...], ...]:
+        """Groups of paths that are one variable."""
+        return tuple(s.names for s in self.held.slots if len(s.names) > 1)
+
+    def devices(self) -> dict[str, str]:
+        """No map: arrays know where they lie."""
+        return {}
+
+    def vocab_bound(self) -> int | None:
+        """An upper bound for token ids: the tallest array called an embedding, or the largest matrix's longer side."""
+        matrices = [s for s in self.held.slots if s.parameter and len(s.array.shape) == 2]
+        tables = [s for s in matrices if "embed" in s.name.lower()]
+        return max((max(s.array.shape) for s in tables or matrices), default=None)
+
+    def check_writable(self, traced: Trace, leaf: Leaf) -> None:
+        weights.check_writable(self.arrays[traced.places[leaf.key]], leaf.name)
+
+    def write(
+        self,
+        traced: Trace,
+        leaf: Leaf,
+        *,
+        vocab_axis: int,
+        seed: int,
+        ordinal: int,
+        std: float,
+        zero_rows: tuple[int, ...],
+    ) -> None:
+        place = traced.places[leaf.key]
+        self.arrays[place] = weights.drawn(
+            self.arrays[place], vocab_axis=vocab_axis, seed=seed, ordinal=ordinal, std=std, zero_rows=zero_rows
+        )
+
+    def zero(self, traced: Trace, names: Sequence[str]) -> tuple[str, ...]:
+        found = []
+        for place, slot in enumerate(self.held.slots):
+            if set(names) & set(slot.names):
+                self.arrays[place] = weights.zeros(self.arrays[place])
+                found.append(slot.name)
+        return tuple(found)
+
+    def rebuilt(self) -> Any:
+        """The caller's module, or its params, with what was written."""
+        return self.held.rebuilt(self.arrays)
+
+
+def _array(value: Any) -> Any:
+    return jnp.asarray(value) if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _check_alive(array: Any, name: str, model: str) -> None:
+    if array.is_deleted():
+        raise InputError(
+            f"the array {name!r} of {model} is gone",
+            got="an array that was deleted or donated",
+            expected="arrays that still hold their values",
+            hint="pass the tree that the last training step returned: a jitted step with donate_argnums eats its own",
+        )
+
+
+def of_function(model: Any, params: Any) -> JaxModel:
+    """A function of a params tree."""
+    return JaxModel(HeldFunction(model, params))
+
+
+def of_linen(model: Any, params: Any) -> JaxModel:
+    """A linen module beside its variables."""
+    from tiebeam.backends.jax.linen import HeldLinen
+
+    return JaxModel(HeldLinen(model, params))
+
+
+def of_nnx(model: Any, params: Any) -> JaxModel:
+    """An nnx module."""
+    from tiebeam.backends.jax.nnx import HeldNnx
+
+    return JaxModel(HeldNnx(model, params), whole=params is None)
+
+
+def of_equinox(model: Any, params: Any) -> JaxModel:
+    """An Equinox module."""
+    from tiebeam.backends.jax.equinox import HeldEquinox
+
+    return JaxModel(HeldEquinox(model, params), whole=True)

@@ -1,0 +1,86 @@
+"""Flax nnx modules: one object that owns its variables; a variable at two places is one leaf."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from flax import nnx
+
+from tiebeam.backends.jax.held import scopes
+from tiebeam.backends.jax.tree import Slot, Tree
+from tiebeam.errors import InputError
+
+
+def paths_of(node: Any, prefix: str = "", open_above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every path of every variable, shared ones once for each place; a module inside itself is not entered again."""
+    if isinstance(node, nnx.Variable):
+        yield prefix, node
+        return
+    if id(node) in open_above:
+        return
+    children: Iterator[tuple[Any, Any]]
+    if isinstance(node, Mapping):
+        children = iter(node.items())
+    elif isinstance(node, list | tuple) or type(node).__name__ == "List":
+        children = iter(enumerate(node))
+    elif isinstance(node, nnx.Module) or type(node).__module__.startswith("flax.nnx"):
+        children = ((k, v) for k, v in vars(node).items() if not k.startswith("_pytree"))
+    else:
+        return
+    for key, child in children:
+        yield from paths_of(child, f"{prefix}.{key}" if prefix else str(key), (*open_above, id(node)))
+
+
+class HeldNnx:
+    """An nnx module, split into structure and state.
+
+    Args:
+        model: The module.
+        params: None: the module holds its own; or a state that fits it (shapes will do).
+    """
+
+    def __init__(self, model: Any, params: Any) -> None:
+        self.model, self._params = model, params
+        self._structure, state = nnx.split(model)
+        self._tree = Tree(state if params is None else params)
+        kinds = {id(v): v for _, v in paths_of(model)}
+        names: dict[int, list[str]] = {}
+        for path, variable in paths_of(model):
+            names.setdefault(id(variable), []).append(path)
+        by_path = {group[0]: (tuple(group), kinds[key]) for key, group in names.items()}
+        own = Tree(state).names
+        if len(own) != len(self._tree.names):
+            raise InputError(
+                f"the params do not fit {self.name}",
+                got=f"{len(self._tree.names)} arrays",
+                expected=f"{len(own)}, as nnx.state(model) holds",
+                hint="pass nnx.state(model), or leave params out: the module holds its own",
+            )
+        self.slots = []
+        for name, array in zip(own, self._tree.arrays, strict=True):
+            several, variable = next(
+                ((g, v) for g, v in by_path.values() if name in g), ((name,), None)
+            )
+            ordered = (name, *(n for n in several if n != name))
+            self.slots.append(Slot(ordered, array, parameter=variable is None or isinstance(variable, nnx.Param)))
+
+    @property
+    def name(self) -> str:
+        return type(self.model).__name__
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """What the inputs go to."""
+        return self.model.__call__  # type: ignore[no-any-return]
+
+    def call(self, arrays: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return nnx.merge(self._structure, self._tree.rebuilt(arrays))(*args, **kwargs)
+
+    def rebuilt(self, arrays: Sequence[Any]) -> Any:
+        state = self._tree.rebuilt(arrays)
+        return nnx.merge(self._structure, state) if self._params is None else state
+
+    def where(self, stack: str) -> str:
+        return ".".join(scopes(stack))
+
+    def twin(self, name: str) -> str:
+        return "give both places one Param (head.kernel reads embed.embedding), or use embed.attend(hidden)"

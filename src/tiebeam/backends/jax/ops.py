@@ -1,0 +1,231 @@
+"""Primitives in core's words: one table from names to small rules.
+
+Most primitives say in their parameters what becomes of each axis. What stands in no table is `Op.OPAQUE`, with a
+note: its body is unknown.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tiebeam.backends.jax.axes import identity, regrouped, spread
+from tiebeam.backends.jax.lower import Equation, Lowering
+from tiebeam.backends.jax.indexing import dynamic_slice, gather
+from tiebeam.core.norms import SMALL
+from tiebeam.ir import Axes, Op, Origin
+
+Rule = Callable[[Lowering, Equation], Any]
+
+#: f(t*x) = t**degree * f(x) for t > 0.
+DEGREES = {"abs": 1.0, "sqrt": 0.5, "rsqrt": -0.5, "cbrt": 1 / 3, "sign": 0.0, "square": 2.0}
+POINTWISE = frozenset(
+    "exp exp2 expm1 log log1p sin cos tan asin acos atan sinh cosh asinh acosh atanh atan2 erf erfc erf_inv lgamma "
+    "digamma floor ceil round is_finite not and or xor eq ne lt le gt ge rem nextafter shift_left "
+    "shift_right_logical shift_right_arithmetic population_count clz clamp real imag conj complex "
+    "bitcast_convert_type eq_to lt_to le_to regularized_incomplete_beta igamma igammac polygamma bessel_i0e".split()
+)
+SAME = frozenset(
+    "convert_element_type copy copy_p reduce_precision sharding_constraint mesh_cast reshard optimization_barrier "
+    "device_put pvary pcast psum psum2 psum_invariant pmean preferred_element_type layout_constraint".split()
+)
+RANDOM = frozenset(
+    "random_bits random_seed random_wrap random_unwrap random_fold_in random_split random_clone threefry2x32 "
+    "rng_bit_generator rng_uniform random_gamma".split()
+)
+REDUCTIONS = {"reduce_sum": 1.0, "reduce_max": 1.0, "reduce_min": 1.0, "argmax": 0.0, "argmin": 0.0,
+              "reduce_prod": None, "reduce_and": None, "reduce_or": None, "reduce_xor": None}  # fmt: skip
+#: Known not to carry a factor on; nothing to remark.
+BARRIERS = frozenset(
+    "cumsum cumprod cummax cummin cumlogsumexp sort top_k approx_top_k conv_general_dilated reduce_window "
+    "reduce_window_max reduce_window_sum ragged_dot ragged_dot_general fft cholesky triangular_solve lu qr eigh svd "
+    "all_to_all reduce_scatter ppermute pmax pmin".split()
+)
+
+
+def lower_equation(low: Lowering, at: Equation) -> None:
+    """Append the node of one equation."""
+    name = at.name
+    if name in RULES:
+        RULES[name](low, at)
+    elif name in POINTWISE or name in DEGREES:
+        low.elementwise(at, Op.POINTWISE, at.inputs, degree=DEGREES.get(name))
+    elif name in SAME:
+        _same(low, at)
+    elif name in RANDOM:
+        _random(low, at)
+    elif name in REDUCTIONS:
+        _reduce(low, at)
+    else:
+        if name not in BARRIERS:
+            low.notes[f"{name} has an unknown body: nothing was followed through it"] = None
+        low.opaque(at)
+
+
+def _same(low: Lowering, at: Equation) -> None:
+    for v, out in zip(at.inputs, at.outputs, strict=True):
+        low.emit(at, Op.CAST, [v], [identity(len(low.shape(out)))], [out])
+
+
+def _random(low: Lowering, at: Equation) -> None:
+    for out in at.outputs:
+        low.drafts[out].origin, low.drafts[out].varying = Origin.RANDOM, True
+
+
+def _made(low: Lowering, at: Equation) -> None:
+    low.drafts[at.outputs[0]].origin = Origin.CONSTANT
+
+
+def _stop_gradient(low: Lowering, at: Equation) -> None:
+    for v, out in zip(at.inputs, at.outputs, strict=True):
+        low.emit(at, Op.CAST, [v], [identity(len(low.shape(out)))], [out], attached=(False,))
+
+
+def _arithmetic(op: Op) -> Rule:
+    def rule(low: Lowering, at: Equation) -> None:
+        if op is Op.MUL and at.inputs[0] == at.inputs[1]:
+            low.elementwise(at, Op.POINTWISE, at.inputs[:1], degree=2.0, label="square")
+        else:
+            low.elementwise(at, op, at.inputs)
+
+    return rule
+
+
+def _neg(low: Lowering, at: Equation) -> None:
+    low.elementwise(at, Op.MUL, [at.inputs[0], low.number(-1.0, low.drafts[at.inputs[0]].dtype)])
+
+
+def _power(low: Lowering, at: Equation) -> None:
+    exponent = at.params["y"] if at.name == "integer_pow" else low.drafts[at.inputs[1]].number
+    if exponent is None:
+        low.elementwise(at, Op.POINTWISE, at.inputs)
+    else:
+        low.elementwise(at, Op.POINTWISE, at.inputs[:1], degree=float(exponent))
+
+
+def _bounded(low: Lowering, at: Equation) -> None:
+    """`max` and `min` with 0 or an epsilon keep the degree; with another number they do not."""
+    numbers = [n for v in at.inputs if (n := _uniform(low, v)) is not None]
+    keeps = all(abs(n) <= SMALL or n == -np.inf for n in numbers)
+    low.elementwise(at, Op.POINTWISE, at.inputs, degree=1.0 if keeps else None)
+
+
+def _uniform(low: Lowering, value: int) -> float | None:
+    """The number that all elements equal, where the program says so."""
+    for _ in range(8):
+        draft = low.drafts[value]
+        if draft.number is not None:
+            return draft.number
+        if draft.producer < 0 or low.nodes[draft.producer].op not in (Op.LAYOUT, Op.CAST):
+            return None
+        value = low.nodes[draft.producer].inputs[0]
+    return None
+
+
+def _transpose(low: Lowering, at: Equation) -> None:
+    low.emit(at, Op.LAYOUT, at.inputs, [tuple(at.params["permutation"])])
+
+
+def _reshape(low: Lowering, at: Equation) -> None:
+    low.emit(at, Op.LAYOUT, at.inputs[:1], [regrouped(low.shape(at.inputs[0]), low.shape(at.outputs[0]))])
+
+
+def _broadcast(low: Lowering, at: Equation) -> None:
+    source, out = low.shape(at.inputs[0]), low.shape(at.outputs[0])
+    low.emit(at, Op.LAYOUT, at.inputs[:1], [spread(source, out, at.params["broadcast_dimensions"])])
+
+
+def _squeeze(low: Lowering, at: Equation) -> None:
+    gone = {d % len(low.shape(at.inputs[0])) for d in at.params["dimensions"]}
+    low.emit(at, Op.LAYOUT, at.inputs, [tuple(i for i in range(len(low.shape(at.inputs[0]))) if i not in gone)])
+
+
+def _same_axes(op: Op) -> Rule:
+    def rule(low: Lowering, at: Equation) -> None:
+        for out in at.outputs:
+            low.emit(at, op, at.inputs[:1], [identity(len(low.shape(out)))], [out])
+
+    return rule
+
+
+def _concatenate(low: Lowering, at: Equation) -> None:
+    axes = identity(len(low.shape(at.outputs[0])))
+    low.emit(at, Op.CONCAT, at.inputs, [axes] * len(at.inputs), axis=at.params["dimension"])
+
+
+def _all_gather(low: Lowering, at: Equation) -> None:
+    dim, rank = at.params["all_gather_dimension"], len(low.shape(at.outputs[0]))
+    tiled = at.params.get("tiled", False)
+    axes = identity(rank) if tiled else tuple(i if i < dim else i - 1 if i > dim else -1 for i in range(rank))
+    low.emit(at, Op.LAYOUT, at.inputs[:1], [axes])
+
+
+def _select(low: Lowering, at: Equation) -> None:
+    """A choice between a signal and a constant masks the signal; between two signals one updates the other."""
+    condition, *cases = at.inputs
+    signals = [v for v in cases if low.drafts[v].varying or (low.drafts[v].leafy and _uniform(low, v) is None)]
+    if len(signals) == 1:
+        low.elementwise(at, Op.MASK, [signals[0], condition])
+    else:
+        low.elementwise(at, Op.UPDATE, [*cases[::-1], condition])
+
+
+def _update(low: Lowering, at: Equation) -> None:
+    operand, *rest = at.inputs
+    if at.name.startswith("scatter"):
+        rest = [rest[1], rest[0]]
+    rank = len(low.shape(operand))
+    axes: list[Axes | None] = [identity(rank)]
+    same = at.name == "dynamic_update_slice" and len(low.shape(rest[0])) == rank
+    axes += [identity(rank) if same and i == 0 else None for i in range(len(rest))]
+    low.emit(at, Op.UPDATE, [operand, *rest], axes)
+
+
+def _reduce(low: Lowering, at: Equation) -> None:
+    rank, gone = len(low.shape(at.inputs[0])), set(at.params["axes"])
+    axes = tuple(i for i in range(rank) if i not in gone)
+    low.emit(at, Op.REDUCE, at.inputs[:1], [axes], degree=REDUCTIONS[at.name], sums=at.name == "reduce_sum")
+
+
+def _dot(low: Lowering, at: Equation) -> None:
+    (left, right), (left_batch, right_batch) = at.params["dimension_numbers"]
+    a, b = (len(low.shape(v)) for v in at.inputs[:2])
+    free_a = [i for i in range(a) if i not in (*left, *left_batch)]
+    free_b = [i for i in range(b) if i not in (*right, *right_batch)]
+    axes_a = (*left_batch, *free_a, *(-1,) * len(free_b))
+    axes_b = (*right_batch, *(-1,) * len(free_a), *free_b)
+    low.emit(at, Op.DOT, at.inputs[:2], [axes_a, axes_b])
+
+
+RULES: dict[str, Rule] = {
+    "add": _arithmetic(Op.ADD),
+    "add_any": _arithmetic(Op.ADD),
+    "sub": _arithmetic(Op.SUB),
+    "mul": _arithmetic(Op.MUL),
+    "div": _arithmetic(Op.DIV),
+    "neg": _neg,
+    "integer_pow": _power,
+    "pow": _power,
+    "max": _bounded,
+    "min": _bounded,
+    "tanh": lambda low, at: low.elementwise(at, Op.TANH, at.inputs),
+    "logistic": lambda low, at: low.elementwise(at, Op.SIGMOID, at.inputs),
+    "stop_gradient": _stop_gradient,
+    "transpose": _transpose,
+    "reshape": _reshape,
+    "broadcast_in_dim": _broadcast,
+    "squeeze": _squeeze,
+    "slice": _same_axes(Op.LAYOUT),
+    "split": _same_axes(Op.LAYOUT),
+    "rev": _same_axes(Op.LAYOUT),
+    "pad": _same_axes(Op.MASK),
+    "concatenate": _concatenate,
+    **dict.fromkeys(("all_gather", "all_gather_invariant", "all_gather_reduced"), _all_gather),
+    "select_n": _select,
+    **dict.fromkeys(("scatter", "scatter_add", "scatter-add", "scatter_mul", "scatter-mul", "scatter_max", "scatter-max",
+                     "scatter_min", "scatter-min", "dynamic_update_slice"), _update),
+    "dot_general": _dot,
+    "gather": gather,
+    "dynamic_slice": dynamic_slice,
+    **dict.fromkeys(("iota", "axis_index", "empty", "create_token"), _made),
+}  # fmt: skip

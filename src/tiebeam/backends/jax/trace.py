@@ -1,0 +1,164 @@
+"""One application of a JAX model as core's graph: its jaxpr, lowered; then measured, where there are values."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from tiebeam.backends.jax.held import Held
+from tiebeam.backends.jax.lower import TINY, Frame, Lowering, known
+from tiebeam.backends.jax.measure import Wanted, evaluator, facts_of, wanted_of
+from tiebeam.backends.jax.tree import Slot, Tree, arrays_in, is_abstract, is_key
+from tiebeam.backends.protocol import RefusedError
+from tiebeam.errors import TiebeamError
+from tiebeam.ir import Graph, Leaf, Origin
+
+VECTOR = 1 << 16  # elements of a vector whose uniformity is looked at
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A traced pass: the graph, and the place of each leaf's array among the model's.
+
+    Attributes:
+        places: Position of a leaf's array among `Held.slots`, by `Leaf.key`.
+        items: No number can be read out of a traced array.
+    """
+
+    graph: Graph
+    places: Mapping[int, int]
+    items: bool = False
+
+
+@dataclass
+class Program:
+    """The jaxpr of a model on inputs of one kind; it outlives the arrays, so another pass costs no tracing.
+
+    Attributes:
+        inputs: Arrays among the inputs; `names`: where they stand.
+        compiled: Evaluators by what they measure.
+    """
+
+    closed: Any
+    inputs: list[Any]
+    names: list[str]
+    compiled: dict[Wanted, Any] = field(default_factory=dict)
+
+
+def program_of(held: Held, arrays: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Program:
+    """Trace the model.
+
+    Raises:
+        RefusedError: The model raised; the cause is chained.
+    """
+    given = Tree((args, dict(kwargs)))
+
+    def flat(own: list[Any], inputs: list[Any]) -> list[Any]:
+        again_args, again_kwargs = given.rebuilt(inputs)
+        return arrays_in(held.call(own, again_args, again_kwargs))
+
+    try:
+        closed = jax.make_jaxpr(flat)(list(arrays), given.arrays)
+    except TiebeamError:
+        raise
+    except Exception as error:
+        raise RefusedError from error
+    return Program(closed, given.arrays, given.names)
+
+
+def trace(program: Program, held: Held, arrays: Sequence[Any], *, logits: bool, measure: bool) -> Trace:
+    """Lower a program and measure what core will ask for.
+
+    Args:
+        arrays: The model's arrays now.
+        logits: Also measure the std of logits.
+        measure: False: the structure alone.
+    """
+    meta = any(map(is_abstract, [*arrays, *program.inputs]))
+    low = Lowering(held.where, values=not meta)
+    leaves, places = _leaves(low, held.slots, arrays)
+    inputs = [_input(low, a, n) for a, n in zip(program.inputs, program.names, strict=True)]
+    consts = [low.constant(c) for c in program.closed.consts]
+    frame = low.enter(program.closed.jaxpr, consts, [*leaves, *inputs])
+    outputs = low.results(frame)
+    if not meta:
+        _settle_numbers(low, program, frame, [*arrays, *program.inputs])
+    floats = frozenset(v for v in outputs if low.drafts[v].dtype.startswith(("float", "bfloat")))
+    graph = low.graph(
+        inputs=tuple(v for v in inputs if low.drafts[v].origin is Origin.INPUT), outputs=outputs, attached=floats,
+        repeats=_repeats(program.inputs), meta=meta,
+    )  # fmt: skip
+    if meta or not measure:
+        return Trace(graph, places)
+    wanted = wanted_of(graph, logits=logits)
+    found = _measured(program, frame, wanted, [*arrays, *program.inputs])
+    return Trace(replace(graph, **facts_of(found, wanted)), places)
+
+
+def _measured(program: Program, frame: Frame, wanted: Wanted, args: list[Any]) -> Any:
+    # Ids follow from the jaxpr alone, so an evaluator serves every later pass of the program.
+    if wanted not in program.compiled:
+        program.compiled[wanted] = evaluator(program.closed, frame, wanted)
+    return program.compiled[wanted](args)
+
+
+def _leaves(low: Lowering, slots: Sequence[Slot], arrays: Sequence[Any]) -> tuple[list[int], dict[int, int]]:
+    ids, places = [], {}
+    for place, (slot, array) in enumerate(zip(slots, arrays, strict=True)):
+        if is_key(array):
+            ids.append(low.add(array.shape, array.dtype, Origin.RANDOM, varying=True))
+            continue
+        leaf = Leaf(slot.names, len(low.drafts), -1, (0, 0), slot.parameter and slot.floating, slot.parameter)
+        places[leaf.key] = place
+        facts = {} if is_abstract(array) else _leaf_facts(array)
+        ids.append(low.add(array.shape, array.dtype, Origin.LEAF, leaf=leaf, leafy=True, **facts))
+    return ids, places
+
+
+def _leaf_facts(array: Any) -> dict[str, Any]:
+    """Elements of a tiny array; of a vector, the number that all its elements equal, if so."""
+    if not getattr(array, "is_fully_addressable", True):
+        return {}
+    size = int(np.prod(array.shape))
+    if size <= 1 or size > VECTOR or size != max(array.shape):
+        return known(array)
+    host = np.asarray(array).astype(np.float64)
+    uniform = {"number": float(host.flat[0])} if bool((host == host.flat[0]).all()) else {}
+    return {**known(array), **uniform} if size <= TINY else uniform
+
+
+def _input(low: Lowering, array: Any, name: str) -> int:
+    """An input; a random key is none, in whichever of its two forms."""
+    old_key = "rngs" in name.split(".") and str(array.dtype) == "uint32"
+    origin = Origin.RANDOM if is_key(array) or old_key else Origin.INPUT
+    return low.add(array.shape, jax.dtypes.canonicalize_dtype(array.dtype), origin, varying=True)
+
+
+def _settle_numbers(low: Lowering, program: Program, frame: Frame, args: list[Any]) -> None:
+    """Compute the one-element values that no input reaches and that are more than a few steps from a number."""
+    used = {v for node in low.nodes for v in node.inputs}
+    unknown = [
+        v
+        for v, d in enumerate(low.drafts)
+        if d.number is None and d.origin is Origin.NODE and not d.varying and int(np.prod(d.shape)) == 1 and v in used
+    ]
+    if not unknown:
+        return
+    found = _measured(program, frame, Wanted(numbers=frozenset(unknown)), args)
+    for v, array in found["numbers"].items():
+        host = np.asarray(array)
+        if host.size and host.dtype.kind != "c" and bool((host == host.flat[0]).all()):
+            low.settle(v, host.reshape(-1)[:1].reshape(low.shape(v)))
+
+
+def _repeats(inputs: Sequence[Any]) -> float | None:
+    """Share of positions whose next token is the same token, in the first integer input."""
+    for a in inputs:
+        if not is_key(a) and np.dtype(a.dtype).kind in "iu" and a.ndim >= 1 and a.shape[-1] > 1:
+            if is_abstract(a):
+                return None
+            host = np.asarray(a)
+            return float((host[..., 1:] == host[..., :-1]).mean())
+    return None

@@ -1,0 +1,102 @@
+"""A pytree as named arrays and the rest: flags, strings and None stay where they are.
+
+In JAX a parameter is a place in the tree, never the array object: one array at two places is two parameters.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import tree_util
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One array of a model.
+
+    Attributes:
+        names: Its paths, joined with dots, owner first.
+        array: What lies there: a JAX or NumPy array, or its shape and dtype alone.
+        parameter: False for statistics, caches and counters.
+    """
+
+    names: tuple[str, ...]
+    array: Any
+    parameter: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def floating(self) -> bool:
+        return jax.dtypes.issubdtype(self.array.dtype, np.floating)
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf of a tree can be an argument of a traced function."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        return leaf.dtype.kind in "biufcV"
+    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+
+
+def is_abstract(leaf: Any) -> bool:
+    """Whether it has a shape and no values."""
+    return isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer)
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether it is a random key."""
+    return bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def dotted(path: Sequence[Any]) -> str:
+    """A path in words: dictionary keys, attributes and positions joined with dots.
+
+    Example:
+        >>> [dotted(path) for path, _ in tree_util.tree_flatten_with_path({"wte": {"table": 1.0}})[0]]
+        ['wte.table']
+    """
+    parts = []
+    for key in path:
+        part = next((getattr(key, n) for n in ("key", "name", "idx") if hasattr(key, n)), key)
+        parts.append(str(part))
+    if len(path) > 1 and isinstance(path[-1], tree_util.GetAttrKey) and parts[-1] in ("value", "raw_value"):
+        parts.pop()  # a box around an array (partitioning metadata, a variable): the array is meant
+    return ".".join(parts)
+
+
+class Tree:
+    """A pytree cut into arrays and the rest.
+
+    Args:
+        tree: Any pytree.
+        is_leaf: As in `jax.tree.flatten`.
+    """
+
+    def __init__(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> None:
+        found, self._structure = tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+        self._leaves = [leaf for _, leaf in found]
+        self._places = [i for i, leaf in enumerate(self._leaves) if is_array(leaf)]
+        self.names = [dotted(found[i][0]) for i in self._places]
+        self.arrays = [self._leaves[i] for i in self._places]
+
+    def rebuilt(self, arrays: Sequence[Any]) -> Any:
+        """The tree with other arrays in it."""
+        leaves = list(self._leaves)
+        for i, array in zip(self._places, arrays, strict=True):
+            leaves[i] = array
+        return tree_util.tree_unflatten(self._structure, leaves)
+
+
+def arrays_in(tree: Any, depth: int = 4) -> list[Any]:
+    """Arrays of whatever a model returns, plain objects opened."""
+    found = []
+    for leaf in jax.tree.leaves(tree):
+        if is_array(leaf):
+            found.append(leaf)
+        elif depth and hasattr(leaf, "__dict__") and not callable(leaf):
+            found += arrays_in(vars(leaf), depth - 1)
+    return found
