@@ -26,7 +26,7 @@ class Draft:
 
     Attributes:
         concrete: Its elements, where they are few and known.
-        varying: An input or a random number reached it; `leafy`: a leaf did.
+        given: An input reached it; `random`: a random number did; `leafy`: a leaf did.
     """
 
     shape: tuple[int, ...]
@@ -36,8 +36,13 @@ class Draft:
     leaf: Leaf | None = None
     number: float | None = None
     concrete: Any = None
-    varying: bool = False
+    given: bool = False
+    random: bool = False
     leafy: bool = False
+
+    @property
+    def varying(self) -> bool:
+        return self.given or self.random
 
 
 @dataclass
@@ -127,8 +132,19 @@ class Lowering:
         read = [self.drafts[v] for v in inputs]
         return self.add(
             getattr(aval, "shape", ()), getattr(aval, "dtype", "token"), Origin.NODE,
-            varying=any(d.varying for d in read), leafy=any(d.leafy for d in read),
+            given=any(d.given for d in read), random=any(d.random for d in read), leafy=any(d.leafy for d in read),
         )  # fmt: skip
+
+    def uniform(self, value: int) -> float | None:
+        """The number that all elements equal, where the program says so."""
+        for _ in range(8):
+            draft = self.drafts[value]
+            if draft.number is not None:
+                return draft.number
+            if draft.producer < 0 or self.nodes[draft.producer].op not in (Op.LAYOUT, Op.CAST):
+                return None
+            value = self.nodes[draft.producer].inputs[0]
+        return None
 
     def settle(self, value: int, concrete: Any) -> None:
         """Take in what a constant was computed to be."""

@@ -69,7 +69,7 @@ def _same(low: Lowering, at: Equation) -> None:
 
 def _random(low: Lowering, at: Equation) -> None:
     for out in at.outputs:
-        low.drafts[out].origin, low.drafts[out].varying = Origin.RANDOM, True
+        low.drafts[out].origin, low.drafts[out].random = Origin.RANDOM, True
 
 
 def _made(low: Lowering, at: Equation) -> None:
@@ -83,8 +83,11 @@ def _stop_gradient(low: Lowering, at: Equation) -> None:
 
 def _arithmetic(op: Op) -> Rule:
     def rule(low: Lowering, at: Equation) -> None:
-        if op is Op.MUL and at.inputs[0] == at.inputs[1]:
-            low.elementwise(at, Op.POINTWISE, at.inputs[:1], degree=2.0, label="square")
+        a, b = at.inputs
+        if op is Op.MUL and a == b:
+            low.elementwise(at, Op.POINTWISE, [a], degree=2.0, label="square")
+        elif op is Op.SUB and low.uniform(b) == 0.0 and low.shape(a) == low.shape(at.outputs[0]):
+            low.elementwise(at, Op.CAST, [a])  # a norm that has a mean to subtract, and subtracts none
         else:
             low.elementwise(at, op, at.inputs)
 
@@ -105,21 +108,9 @@ def _power(low: Lowering, at: Equation) -> None:
 
 def _bounded(low: Lowering, at: Equation) -> None:
     """`max` and `min` with 0 or an epsilon keep the degree; with another number they do not."""
-    numbers = [n for v in at.inputs if (n := _uniform(low, v)) is not None]
+    numbers = [n for v in at.inputs if (n := low.uniform(v)) is not None]
     keeps = all(abs(n) <= SMALL or n == -np.inf for n in numbers)
     low.elementwise(at, Op.POINTWISE, at.inputs, degree=1.0 if keeps else None)
-
-
-def _uniform(low: Lowering, value: int) -> float | None:
-    """The number that all elements equal, where the program says so."""
-    for _ in range(8):
-        draft = low.drafts[value]
-        if draft.number is not None:
-            return draft.number
-        if draft.producer < 0 or low.nodes[draft.producer].op not in (Op.LAYOUT, Op.CAST):
-            return None
-        value = low.nodes[draft.producer].inputs[0]
-    return None
 
 
 def _transpose(low: Lowering, at: Equation) -> None:
@@ -163,11 +154,39 @@ def _all_gather(low: Lowering, at: Equation) -> None:
 def _select(low: Lowering, at: Equation) -> None:
     """A choice between a signal and a constant masks the signal; between two signals one updates the other."""
     condition, *cases = at.inputs
-    signals = [v for v in cases if low.drafts[v].varying or (low.drafts[v].leafy and _uniform(low, v) is None)]
-    if len(signals) == 1:
+    signals = [v for v in cases if low.drafts[v].varying or (low.drafts[v].leafy and low.uniform(v) is None)]
+    if len(signals) == 1 and low.drafts[condition].random and not low.drafts[condition].given:
+        low.elementwise(at, Op.DROPOUT, [_before_dropout(low, signals[0], condition)])
+    elif len(signals) == 1:
         low.elementwise(at, Op.MASK, [signals[0], condition])
     else:
         low.elementwise(at, Op.UPDATE, [*cases[::-1], condition])
+
+
+def _before_dropout(low: Lowering, value: int, condition: int) -> int:
+    """What was divided by the share that a dropout keeps: on average nothing is scaled."""
+    share = _share(low, condition)
+    producer = low.drafts[value].producer
+    if share is None or producer < 0 or low.nodes[producer].op not in (Op.DIV, Op.MUL):
+        return value
+    node = low.nodes[producer]
+    by = low.uniform(node.inputs[1])
+    if by is None or low.shape(node.inputs[0]) != low.shape(value):
+        return value
+    return node.inputs[0] if np.isclose(by if node.op is Op.DIV else 1 / (by or np.inf), share, rtol=1e-3) else value
+
+
+def _share(low: Lowering, condition: int) -> float | None:
+    """The number that uniform draws were compared with."""
+    for _ in range(4):
+        producer = low.drafts[condition].producer
+        if producer < 0:
+            return None
+        node = low.nodes[producer]
+        if node.label in ("lt", "le"):
+            return low.uniform(node.inputs[1])
+        condition = node.inputs[0]
+    return None
 
 
 def _update(low: Lowering, at: Equation) -> None:

@@ -108,7 +108,7 @@ def _leaves(low: Lowering, slots: Sequence[Slot], arrays: Sequence[Any]) -> tupl
     ids, places = [], {}
     for place, (slot, array) in enumerate(zip(slots, arrays, strict=True)):
         if is_key(array):
-            ids.append(low.add(array.shape, array.dtype, Origin.RANDOM, varying=True))
+            ids.append(low.add(array.shape, array.dtype, Origin.RANDOM, random=True))
             continue
         leaf = Leaf(slot.names, len(low.drafts), -1, (0, 0), slot.parameter and slot.floating, slot.parameter)
         places[leaf.key] = place
@@ -132,8 +132,9 @@ def _leaf_facts(array: Any) -> dict[str, Any]:
 def _input(low: Lowering, array: Any, name: str) -> int:
     """An input; a random key is none, in whichever of its two forms."""
     old_key = "rngs" in name.split(".") and str(array.dtype) == "uint32"
-    origin = Origin.RANDOM if is_key(array) or old_key else Origin.INPUT
-    return low.add(array.shape, jax.dtypes.canonicalize_dtype(array.dtype), origin, varying=True)
+    if is_key(array) or old_key:
+        return low.add(array.shape, array.dtype, Origin.RANDOM, random=True)
+    return low.add(array.shape, jax.dtypes.canonicalize_dtype(array.dtype), Origin.INPUT, given=True)
 
 
 def _settle_numbers(low: Lowering, program: Program, frame: Frame, args: list[Any]) -> None:
