@@ -130,7 +130,7 @@ def _carried(graph: Graph, flags: list[int], node: Node, v: int, a: int) -> Iter
         if x != v:
             continue
         axes = node.axes[i]
-        if i == 0 and _meets_loss(flags, node, a):
+        if (i == 0 and _meets_loss(flags, node, a)) or _meets_one_hot(graph, flags, node, i, a):
             yield None
         elif axes is None or node.op is Op.NORMALIZE or (node.op is Op.GATHER and i == 0 and a == node.axis):
             continue
@@ -151,3 +151,19 @@ def _meets_loss(flags: list[int], node: Node, a: int) -> bool:
     if node.op is Op.LOSS:
         return a in (node.axis, -1)
     return node.op is Op.GATHER and a == node.axis and a >= 0 and bool(flags[node.inputs[1]] & IDS)
+
+
+def _meets_one_hot(graph: Graph, flags: list[int], node: Node, i: int, a: int) -> bool:
+    """Whether the axis is summed against a one-hot matrix of labels, which picks an entry as well."""
+    if node.op is Op.REDUCE:
+        product = graph.producer(node.inputs[0])
+        axes = node.axes[0] or ()
+        if not node.sums or a in axes or a < 0 or product is None or product.op is not Op.MUL:
+            return False
+        return any(
+            flags[x] & INTS and along is not None and along[a] >= 0
+            for x, along in zip(product.inputs, product.axes, strict=True)
+        )
+    if node.op is not Op.DOT or a < 0 or a in (node.axes[i] or ()):
+        return False
+    return bool(flags[node.inputs[1 - i]] & INTS)

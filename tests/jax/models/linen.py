@@ -253,7 +253,7 @@ def linen_abstract() -> Case:
 
 
 class Counting(Base):
-    """Statistics in a collection of their own, not written in this pass."""
+    """Running statistics, a collection of their own, multiply each feature by a number of its own."""
 
     def setup(self) -> None:
         super().setup()
@@ -263,7 +263,7 @@ class Counting(Base):
         return self.norm(self.batch_norm(x))
 
 
-register("linen_batch_stats", Counting)
+register("linen_batch_stats", Counting, staged=False, lookup_factor=None, norm_after_lookup=True)
 
 
 class Encoder(Base):

@@ -79,14 +79,13 @@ register("nnx_shared_param", SharedParam, names=("embed.embedding", "head.embedd
 class SharedModule(Base):
     def __init__(self, rngs: nnx.Rngs) -> None:
         super().__init__(rngs)
-        self.decoder = {"head": self.embed}
-        self.decoder = nnx.Dict(self.decoder)
+        self.decoder = nnx.Dict({"head": self.embed})
 
     def read(self, h: Any) -> Any:
         return self.decoder["head"].attend(h)
 
 
-register("nnx_shared_module", SharedModule, names=("embed.embedding", "decoder.head.embedding"))
+register("nnx_shared_module", SharedModule, names=("decoder.head.embedding", "embed.embedding"))
 
 
 class BareParam(Base):
@@ -142,7 +141,7 @@ class ScannedLayers(Base):
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         super().__init__(rngs)
-        self.layers = nnx.vmap(lambda r: nnx.Linear(WIDTH, WIDTH, rngs=r), in_axes=0, out_axes=0)(rngs.fork(split=3))
+        self.layers = nnx.vmap(lambda r: nnx.Linear(WIDTH, WIDTH, rngs=r), in_axes=0, out_axes=0)(rngs.split(3))
 
     def body(self, x: Any) -> Any:
         step = nnx.scan(lambda x, layer: x + jnp.tanh(layer(x)), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)

@@ -12,6 +12,7 @@ Call = Callable[[Lowering, Equation, Any, Frame, int, str], Sequence[int]]
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _KEEP = (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK)
 _SCALES = (Op.MUL, Op.DIV, Op.ADD, Op.SUB)
+ROUNDS = 64  # of a scan, where each counts
 DEPTH = 32  # operations of a loop's body looked at behind its carry
 
 
@@ -44,49 +45,53 @@ def _resized(low: Lowering, at: Equation, value: int, aval: Any) -> int:
 
 
 def _scan(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, stack: str) -> Sequence[int]:
-    """One round of the body: slices of what is scanned over go in, what is stacked comes out."""
-    body = at.params["jaxpr"]
-    consts, carries = at.params["num_consts"], at.params["num_carry"]
-    args = list(at.inputs[: consts + carries])
-    for v, var in zip(at.inputs[consts + carries :], body.jaxpr.invars[consts + carries :], strict=True):
-        out = low.fresh(var.aval, [v])
-        low.emit(at, Op.LAYOUT, [v], [tuple(range(1, len(low.shape(v))))], [out])
-        args.append(out)
-    # The carry of a later round is no longer what came in: a value of its own keeps the two apart.
-    inner = frame.inside[position] = opened(low, body, args, stack)
+    """One round of the body: slices of what is scanned over go in, what is stacked comes out.
+
+    Where a round multiplies what it carries, the number of rounds is an exponent, and all of them are followed.
+    """
+    consts, carries, length = (at.params[k] for k in ("num_consts", "num_carry", "length"))
+    first = len(low.drafts)
+    inner, args = _round(low, at, at.inputs[: consts + carries], stack)
     results = low.results(inner)
-    outs = [_carried(low, at, v, args[consts:], at.params["length"]) for v in results[:carries]]
-    for v, var in zip(results[carries:], eqn.outvars[carries:], strict=True):
+    moving = [_rescaled(low, v, args[consts : consts + carries]) for v in results[:carries]]
+    if any(moving) and 1 < length <= ROUNDS:
+        for _ in range(length - 1):
+            inner, _ = _round(low, at, [*at.inputs[:consts], *results[:carries]], stack)
+            results = low.results(inner)
+    else:
+        frame.inside[position] = inner
+        inner.first = first
+        if any(moving) and length > ROUNDS:
+            low.notes["a scan multiplies what it carries: one round of it was followed"] = None
+    outs = []
+    for v, var in zip(results, eqn.outvars, strict=True):
+        axes = identity(len(var.aval.shape)) if len(outs) < carries else (-1, *range(len(low.shape(v))))
         out = low.fresh(var.aval, [v])
-        low.emit(at, Op.LAYOUT, [v], [(-1, *range(len(low.shape(v))))], [out])
-        outs.append(out)
+        outs.append(low.emit(at, Op.LAYOUT, [v], [axes], [out]))
     return outs
+
+
+def _round(low: Lowering, at: Equation, args: Sequence[int], stack: str) -> tuple[Frame, list[int]]:
+    """One round on consts and carries `args`, and a slice of each array that is scanned over."""
+    body, own = at.params["jaxpr"], list(args)
+    for v, var in zip(at.inputs[len(args) :], body.jaxpr.invars[len(args) :], strict=True):
+        out = low.fresh(var.aval, [v])
+        own.append(low.emit(at, Op.LAYOUT, [v], [tuple(range(1, len(low.shape(v))))], [out]))
+    return opened(low, body, own, stack), own
 
 
 def _while(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, stack: str) -> Sequence[int]:
     conditions, consts = at.params["cond_nconsts"], at.params["body_nconsts"]
     args = at.inputs[conditions:]
     low.notes["of a while loop one round was followed"] = None
-    inner = opened(low, at.params["body_jaxpr"], args, stack)
-    return [_carried(low, at, v, args[consts:], 0) for v in low.results(inner)]
-
-
-def _carried(low: Lowering, at: Equation, value: int, carries: Sequence[int], length: int) -> int:
-    """What a loop hands on. Where a round multiplies it by a constant, the number of rounds is an exponent."""
-    out = low.fresh(_Aval(low, value), [value])
-    if length != 1 and _rescaled(low, value, carries):
-        low.notes[f"a {at.name} multiplies what it carries: its rounds are not followed"] = None
-        low.emit(at, Op.OPAQUE, [value], [None], [out])
-    else:
-        low.emit(at, Op.LAYOUT, [value], [identity(len(low.shape(value)))], [out])
-    return out
-
-
-class _Aval:
-    """Shape and dtype of a value."""
-
-    def __init__(self, low: Lowering, value: int) -> None:
-        self.shape, self.dtype = low.shape(value), low.drafts[value].dtype
+    results = low.results(opened(low, at.params["body_jaxpr"], args, stack))
+    outs = []
+    for v, var in zip(results, eqn.outvars, strict=True):
+        out = low.fresh(var.aval, [v])
+        barrier = _rescaled(low, v, args[consts:])
+        axes = None if barrier else identity(len(var.aval.shape))
+        outs.append(low.emit(at, Op.OPAQUE if barrier else Op.LAYOUT, [v], [axes], [out]))
+    return outs
 
 
 def _rescaled(low: Lowering, value: int, carries: Sequence[int]) -> bool:

@@ -14,9 +14,9 @@ import numpy as np
 from jax.extend import core as jex
 
 from tiebeam.backends.jax.axes import broadcast
+from tiebeam.backends.jax.fold import fold, hoist, known
 from tiebeam.ir import Axes, Graph, Leaf, Node, Op, Origin, Value
 
-TINY = 16  # elements of a constant whose value is followed
 Atom = Any  # jax.extend.core.Var or Literal: their classes have no stubs
 
 
@@ -146,6 +146,15 @@ class Lowering:
             value = self.nodes[draft.producer].inputs[0]
         return None
 
+    def scalar_behind(self, value: int) -> int | None:
+        """The value of one element that `value` is an arrangement of, or None."""
+        while np.prod(self.shape(value), initial=1) != 1:
+            producer = self.drafts[value].producer
+            if producer < 0 or self.nodes[producer].op is not Op.LAYOUT:
+                return None
+            value = self.nodes[producer].inputs[0]
+        return value
+
     def settle(self, value: int, concrete: Any) -> None:
         """Take in what a constant was computed to be."""
         for name, fact in known(concrete).items():
@@ -205,28 +214,14 @@ class Lowering:
             frame.ids.update(zip(eqn.outvars, outputs, strict=True))
             if outputs:
                 at = Equation(name, eqn.params, inputs, outputs, self.where(below))
-                self._fold(eqn, at)
-                lower_equation(self, at)
+                fold(self, eqn, at)
+                if not hoist(self, eqn, at):
+                    lower_equation(self, at)
         frame.last = len(self.drafts)
         return frame
 
     def results(self, frame: Frame) -> tuple[int, ...]:
         return tuple(self.read(frame, v) for v in frame.jaxpr.outvars)
-
-    def _fold(self, eqn: Any, at: Equation) -> None:
-        """Compute what is computed from known numbers alone, as the program would."""
-        operands = [self.drafts[v].concrete for v in at.inputs]
-        if any(c is None for c in operands) or eqn.effects or any(d.varying for d in map(self._draft, at.outputs)):
-            return
-        if any(np.prod(self.shape(v), initial=1) > TINY for v in at.outputs):
-            return
-        found = bound(eqn, operands)
-        for v, concrete in zip(at.outputs, found if eqn.primitive.multiple_results else [found], strict=True):
-            if not jax.dtypes.issubdtype(concrete.dtype, jax.dtypes.extended):
-                self.settle(v, np.asarray(concrete))
-
-    def _draft(self, value: int) -> Draft:
-        return self.drafts[value]
 
     # -- the graph --
 
@@ -248,23 +243,3 @@ class Lowering:
             for i, d in enumerate(self.drafts)
         )
         return Graph(values=values, nodes=tuple(self.nodes), notes=tuple(self.notes), **facts)
-
-
-def bound(eqn: Any, operands: Sequence[Any]) -> Any:
-    """Apply the primitive of an equation."""
-    params = eqn.primitive.get_bind_params(eqn.params)
-    # Until JAX 0.8 the functions of a custom derivative came apart from the other parameters.
-    functions, params = params if isinstance(params, tuple) else ((), params)
-    with eqn.ctx.manager:
-        return eqn.primitive.bind(*functions, *operands, **params)
-
-
-def known(array: Any) -> dict[str, Any]:
-    """Facts of a small array: its elements, and its number where it has one element."""
-    size = int(np.prod(np.shape(array)))
-    if size > TINY or size == 0:
-        return {}
-    host = np.asarray(array)
-    if size != 1 or host.dtype.kind == "c":
-        return {"concrete": host}
-    return {"concrete": host, "number": float(host.reshape(()).astype(np.float64))}

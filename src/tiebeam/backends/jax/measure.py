@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tiebeam.backends.jax.lower import Frame, bound
+from tiebeam.backends.jax.fold import bound
+from tiebeam.backends.jax.lower import Frame
 from tiebeam.core.contract import contracted
 from tiebeam.core.norms import normalized_upstream, stream_before
 from tiebeam.core.provenance import provenance

@@ -117,11 +117,24 @@ def _transpose(low: Lowering, at: Equation) -> None:
     low.emit(at, Op.LAYOUT, at.inputs, [tuple(at.params["permutation"])])
 
 
+def _of_scalar(low: Lowering, at: Equation) -> bool:
+    """Whether one element was spread out, in however many steps: then it is shown as one step."""
+    source, out = low.scalar_behind(at.inputs[0]), low.shape(at.outputs[0])
+    if source is None or source == at.inputs[0]:
+        return False
+    low.emit(at, Op.LAYOUT, [source], [(-1,) * len(out)])
+    return True
+
+
 def _reshape(low: Lowering, at: Equation) -> None:
+    if _of_scalar(low, at):
+        return
     low.emit(at, Op.LAYOUT, at.inputs[:1], [regrouped(low.shape(at.inputs[0]), low.shape(at.outputs[0]))])
 
 
 def _broadcast(low: Lowering, at: Equation) -> None:
+    if _of_scalar(low, at):
+        return
     source, out = low.shape(at.inputs[0]), low.shape(at.outputs[0])
     low.emit(at, Op.LAYOUT, at.inputs[:1], [spread(source, out, at.params["broadcast_dimensions"])])
 

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from tiebeam.backends.jax.fold import TINY, known
 from tiebeam.backends.jax.held import Held
-from tiebeam.backends.jax.lower import TINY, Frame, Lowering, known
+from tiebeam.backends.jax.lower import Frame, Lowering
 from tiebeam.backends.jax.measure import Wanted, evaluator, facts_of, wanted_of
 from tiebeam.backends.jax.tree import Slot, Tree, arrays_in, is_abstract, is_key
 from tiebeam.backends.protocol import RefusedError
