@@ -1,0 +1,144 @@
+"""What cannot be looked at: what it is, what came, what was expected, and what to do."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.jax.models.kit import CASES, VOCAB, WIDTH, ids, load
+
+import tiebeam
+
+load()
+
+
+def apply(params: Any, tokens: Any) -> Any:
+    return params["table"][tokens] @ params["table"].T
+
+
+def tree() -> dict[str, Any]:
+    return {"table": jnp.ones((VOCAB, WIDTH))}
+
+
+def test_a_function_without_params() -> None:
+    with pytest.raises(tiebeam.BackendError, match="params="):
+        tiebeam.inspect(apply, ids())
+
+
+def test_a_linen_module_without_variables() -> None:
+    with pytest.raises(tiebeam.InputError, match="model.init"):
+        tiebeam.inspect(CASES["linen_attend"]().model, ids())
+
+
+def test_params_beside_an_equinox_module() -> None:
+    with pytest.raises(tiebeam.InputError, match="holds its own"):
+        tiebeam.inspect(CASES["eqx_by_hand"]().model, ids()[0], params=tree())
+
+
+def test_a_tree_without_arrays() -> None:
+    with pytest.raises(tiebeam.InputError, match="hold no arrays"):
+        tiebeam.inspect(apply, ids(), params={"table": None})
+
+
+def test_variables_of_another_model() -> None:
+    with pytest.raises(tiebeam.InputError, match="does not run on these inputs") as caught:
+        tiebeam.inspect(CASES["linen_attend"]().model, ids(), params={"params": tree()})
+    assert caught.value.__cause__ is not None
+
+
+def test_a_tree_of_another_shape() -> None:
+    with pytest.raises(tiebeam.InputError, match="does not run"):
+        tiebeam.inspect(apply, ids(), params={"tables": jnp.ones((VOCAB, WIDTH))})
+
+
+def test_a_state_of_another_nnx_module() -> None:
+    from flax import nnx
+
+    model = CASES["nnx_attend"]().model
+    with pytest.raises(tiebeam.InputError, match="do not fit"):
+        tiebeam.inspect(model, ids(), params=nnx.state(nnx.Linear(2, 2, rngs=nnx.Rngs(0))))
+
+
+def test_donated_arrays() -> None:
+    params = tree()
+    params["table"].delete()
+    with pytest.raises(tiebeam.InputError, match="'table' of apply is gone"):
+        tiebeam.inspect(apply, ids(), params=params)
+
+
+def test_a_function_that_asks_for_a_value() -> None:
+    def branching(params: Any, tokens: Any) -> Any:
+        h = params["table"][tokens]
+        return h @ params["table"].T if h.sum() > 0 else h
+
+    with pytest.raises(tiebeam.InputError, match="does not run"):
+        tiebeam.inspect(branching, ids(), params=tree())
+
+
+def test_a_table_of_integers_is_seen_and_not_drawn() -> None:
+    def quantised(params: Any, tokens: Any) -> Any:
+        table = params["table"].astype(jnp.float32) * 0.01
+        h = table[tokens]
+        return (h / jnp.sqrt((h * h).mean(-1, keepdims=True) + 1e-6)) @ table.T
+
+    params = {"table": jnp.asarray(np.random.default_rng(0).integers(-90, 90, (VOCAB, WIDTH)), jnp.int8)}
+    assert tiebeam.inspect(quantised, ids(), params=params).tables[0].tied
+    with pytest.raises(tiebeam.InputError, match="cannot be drawn"):
+        tiebeam.initialize_params(quantised, ids(), params)
+
+
+def test_a_model_that_is_written_in_place_is_sent_on() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(tiebeam.InputError, match="tiebeam.initialize"):
+        tiebeam.initialize_params(torch.nn.Embedding(4, 2), torch.zeros(1, 1, dtype=torch.long))
+    with pytest.raises(tiebeam.InputError, match="holds its own"):
+        tiebeam.inspect(torch.nn.Embedding(4, 2), torch.zeros(1, 1, dtype=torch.long), params=tree())
+
+
+def test_inputs_are_made_where_none_are_given() -> None:
+    case = CASES["linen_attend"]()
+    assert tiebeam.inspect(case.model, params=case.params).tables[0].tied
+    assert tiebeam.inspect(apply, params=tree()).tables[0].tied
+    assert tiebeam.inspect(CASES["nnx_attend"]().model).tables[0].tied
+
+
+def test_numpy_ids_and_keyword_arguments() -> None:
+    report = tiebeam.inspect(apply, {"tokens": np.asarray(ids())}, params=tree())
+    assert report.tables[0].tied
+
+
+def test_an_unknown_body_is_a_barrier_with_a_note() -> None:
+    def called_back(params: Any, tokens: Any) -> Any:
+        h = params["table"][tokens]
+        h = jax.pure_callback(lambda x: np.asarray(x), jax.ShapeDtypeStruct(h.shape, h.dtype), h)
+        return h @ params["table"].T
+
+    report = tiebeam.inspect(called_back, ids(), params=tree())
+    assert report.tables[0].tied
+    assert any("pure_callback" in n for n in report.notes)
+
+
+def test_nothing_is_left_behind() -> None:
+    """The model, its arrays and the trace state are as before."""
+    case = CASES["nnx_layers_and_dropout"]()
+    before = [np.array(jax.random.key_data(a) if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key) else a)
+              for a in jax.tree.leaves(__import__("flax").nnx.state(case.model))]  # fmt: skip
+    tiebeam.inspect(case.model, case.inputs)
+    after = [np.array(jax.random.key_data(a) if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key) else a)
+             for a in jax.tree.leaves(__import__("flax").nnx.state(case.model))]  # fmt: skip
+    assert all(map(np.array_equal, before, after))
+
+
+class Untraced(nn.Module):
+    """Its own mistake, not one of the inputs."""
+
+    @nn.compact
+    def __call__(self, tokens: Any) -> Any:
+        raise KeyError("a mistake in the model")
+
+
+def test_the_models_own_error_is_chained() -> None:
+    with pytest.raises(tiebeam.InputError, match="a mistake in the model"):
+        tiebeam.inspect(Untraced(), ids(), params={"params": tree()})
