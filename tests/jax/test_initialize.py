@@ -99,9 +99,12 @@ def of_torch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     file = tmp_path_factory.mktemp("torch") / "table.npy"
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", IN_TORCH, str(file), request.param], cwd=root / "src", capture_output=True, text=True,
+        [sys.executable, "-c", IN_TORCH, str(file), request.param],
+        cwd=root / "src",
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     if "No module named 'torch'" in done.stderr:
         pytest.skip("PyTorch is not installed")
     assert done.returncode == 0, done.stderr
@@ -179,7 +182,10 @@ def test_without_a_norm_the_std_is_measured_and_settles() -> None:
 
 
 def test_modules_that_hold_their_arrays_come_back_whole_and_as_they_were() -> None:
-    for model, table in ((Nnx(jnp.float32), lambda m: m.embed.embedding[...]), (Equinox(jnp.float32), lambda m: m.embed.weight)):
+    for model, table in (
+        (Nnx(jnp.float32), lambda m: m.embed.embedding[...]),
+        (Equinox(jnp.float32), lambda m: m.embed.weight),
+    ):
         before = np.array(table(model))
         fresh, _ = tiebeam.initialize_params(model, IDS)
         assert type(fresh) is type(model)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -49,7 +48,7 @@ def test_what_is_seen_is_what_is_so(build: Callable[[], Case]) -> None:
 def test_moving_the_table_in_one_role_moves_that_role_alone_as_the_factors_say(build: Callable[[], Case]) -> None:
     case = build()
     truth = case.truth
-    delta = normal(11, *((VOCAB_FIRST if truth.vocab_axis == 0 else WIDTH_FIRST)), std=0.5 if truth.rel > 1e-3 else 1e-2)
+    delta = normal(11, *(VOCAB_FIRST if truth.vocab_axis == 0 else WIDTH_FIRST), std=0.5 if truth.rel > 1e-3 else 1e-2)
     rows_of_delta = delta if truth.vocab_axis == 0 else delta.T
     tokens = case.inputs[0]
     tolerance = {"rtol": max(1e-4, truth.rel), "atol": max(1e-5, 5 * truth.rel)}

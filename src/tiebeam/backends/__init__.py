@@ -32,9 +32,11 @@ REGISTRY = {
         Entry(("flax.linen.module.Module",), "tiebeam.backends.jax.model", "of_linen", True),
         Entry(("flax.nnx.module.Module",), "tiebeam.backends.jax.model", "of_nnx", True),
         Entry(
-            ("equinox._module._module.Module", "equinox._module.Module"), "tiebeam.backends.jax.model", "of_equinox",
+            ("equinox._module._module.Module", "equinox._module.Module"),
+            "tiebeam.backends.jax.model",
+            "of_equinox",
             True,
-        ),  # fmt: skip
+        ),
         Entry((), "tiebeam.backends.jax.model", "of_function", True),
     ),
 }

@@ -39,9 +39,14 @@ class Base(eqx.Module):
 
 
 def register(
-    name: str, made: Callable[[Any], Any], table: Any, *, staged: bool = True, names: tuple[str, ...] = ("embed.weight",),
+    name: str,
+    made: Callable[[Any], Any],
+    table: Any,
+    *,
+    staged: bool = True,
+    names: tuple[str, ...] = ("embed.weight",),
     **facts: Any,
-) -> None:  # fmt: skip
+) -> None:
     def build() -> Case:
         model = made(jax.random.key(0))
 
@@ -97,8 +102,14 @@ class Shared(eqx.Module):
         return self.read(self.body(self.look(t)))
 
 
-register("eqx_shared", Shared, lambda m: m.both.pytree[0].weight, names=("both.pytree.0.weight",), lookup_factor=2.0,
-         norm_after_lookup=True)  # fmt: skip
+register(
+    "eqx_shared",
+    Shared,
+    lambda m: m.both.pytree[0].weight,
+    names=("both.pytree.0.weight",),
+    lookup_factor=2.0,
+    norm_after_lookup=True,
+)
 
 
 class OwnHead(Base):

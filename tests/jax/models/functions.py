@@ -31,9 +31,17 @@ def params(**more: Any) -> dict[str, Any]:
 
 
 def on(
-    name: str, *, look: Any = look, body: Any = body, read: Any = read,
-    more: Any = None, inputs: Any = None, table: str = "table", numeric: bool = True, **facts: Any,
-) -> None:  # fmt: skip
+    name: str,
+    *,
+    look: Any = look,
+    body: Any = body,
+    read: Any = read,
+    more: Any = None,
+    inputs: Any = None,
+    table: str = "table",
+    numeric: bool = True,
+    **facts: Any,
+) -> None:
     """Register a function made of three stages."""
 
     def build() -> Case:
@@ -45,7 +53,9 @@ def on(
         def moved(delta: Any) -> Any:
             return {**tree, table: tree[table] + delta}
 
-        return Case(model, tree, (ids(),) if inputs is None else inputs(), Truth(**facts), tree, look, body, read, moved)
+        return Case(
+            model, tree, (ids(),) if inputs is None else inputs(), Truth(**facts), tree, look, body, read, moved
+        )
 
     case(build, name, staged=numeric)
 
@@ -58,79 +68,195 @@ on("take_clipped", look=lambda p, t: jnp.take(p["table"], t, axis=0, mode="clip"
 on("one_hot", look=lambda p, t: jax.nn.one_hot(t, VOCAB) @ p["table"])
 on("one_hot_einsum", look=lambda p, t: jnp.einsum("btv,vd->btd", jax.nn.one_hot(t, VOCAB), p["table"]))
 on("vmapped_rows", look=lambda p, t: jax.vmap(jax.vmap(lambda i: p["table"][i]))(t))
-on("vmapped_dynamic_slice", look=lambda p, t: jax.vmap(jax.vmap(
-    lambda i: jax.lax.dynamic_index_in_dim(p["table"], i, 0, keepdims=False)))(t))  # fmt: skip
+on(
+    "vmapped_dynamic_slice",
+    look=lambda p, t: jax.vmap(jax.vmap(lambda i: jax.lax.dynamic_index_in_dim(p["table"], i, 0, keepdims=False)))(t),
+)
 on("lookup_in_a_map", look=lambda p, t: jax.lax.map(lambda row: p["table"][row], t))
-on("positions_added", look=lambda p, t: p["table"][t] * 2 + p["positions"][jnp.arange(t.shape[1])], lookup_factor=2.0,
-   more=lambda: {"positions": normal(5, 5, WIDTH)})  # fmt: skip
-on("width_first", look=lambda p, t: p["wide"].T[t], read=lambda p, h: h @ p["wide"], names=("wide",), vocab_axis=1,
-   more=lambda: {"wide": normal(0, WIDTH, VOCAB)}, table="wide")  # fmt: skip
+on(
+    "positions_added",
+    look=lambda p, t: p["table"][t] * 2 + p["positions"][jnp.arange(t.shape[1])],
+    lookup_factor=2.0,
+    more=lambda: {"positions": normal(5, 5, WIDTH)},
+)
+on(
+    "width_first",
+    look=lambda p, t: p["wide"].T[t],
+    read=lambda p, h: h @ p["wide"],
+    names=("wide",),
+    vocab_axis=1,
+    more=lambda: {"wide": normal(0, WIDTH, VOCAB)},
+    table="wide",
+)
 on("padding_masked", look=lambda p, t: jnp.where((t == 0)[..., None], 0.0, p["table"][t]))
-on("mixed_precision", look=lambda p, t: p["table"].astype(jnp.bfloat16)[t].astype(jnp.float32), rel=1e-2,
-   read=lambda p, h: jnp.dot(h.astype(jnp.bfloat16), p["table"].T.astype(jnp.bfloat16)).astype(jnp.float32))  # fmt: skip
+on(
+    "mixed_precision",
+    look=lambda p, t: p["table"].astype(jnp.bfloat16)[t].astype(jnp.float32),
+    rel=1e-2,
+    read=lambda p, h: jnp.dot(h.astype(jnp.bfloat16), p["table"].T.astype(jnp.bfloat16)).astype(jnp.float32),
+)
 
 # -- factors --
 on("number", look=lambda p, t: look(p, t) * 3.0, lookup_factor=3.0)
 on("root_by_jnp", look=lambda p, t: look(p, t) * jnp.sqrt(WIDTH), lookup_factor=ROOT)
 on("root_under_jit", look=jax.jit(lambda p, t: look(p, t) * jnp.sqrt(p["table"].shape[1])), lookup_factor=ROOT)
-on("root_cast", look=lambda p, t: look(p, t) * jnp.asarray(ROOT, jnp.bfloat16).astype(jnp.float32), lookup_factor=2.828125)
+on(
+    "root_cast",
+    look=lambda p, t: look(p, t) * jnp.asarray(ROOT, jnp.bfloat16).astype(jnp.float32),
+    lookup_factor=2.828125,
+)
 on("numpy_scalar", look=lambda p, t: look(p, t) * np.float32(2.5), lookup_factor=2.5)
 on("constant_array", look=lambda p, t: look(p, t) * THREE, lookup_factor=3.0)
-on("constant_in_two_jits", look=jax.jit(lambda p, t: look(p, t) * THREE), lookup_factor=3.0,
-   read=jax.jit(lambda p, h: read(p, h) * THREE), readout_factor=3.0)  # fmt: skip
-on("constant_under_scan", look=lambda p, t: jax.lax.scan(lambda c, r: (c, p["table"][r] * THREE), 0, t)[1], lookup_factor=3.0)
-on("factor_in_params", look=lambda p, t: look(p, t) * p["by"], more=lambda: {"by": jnp.float32(1.75)}, lookup_factor=1.75)
-on("exp_of_a_parameter", read=lambda p, h: read(p, h) * jnp.exp(p["by"]), more=lambda: {"by": jnp.float32(0.3)},
-   readout_factor=float(np.exp(np.float32(0.3))))  # fmt: skip
+on(
+    "constant_in_two_jits",
+    look=jax.jit(lambda p, t: look(p, t) * THREE),
+    lookup_factor=3.0,
+    read=jax.jit(lambda p, h: read(p, h) * THREE),
+    readout_factor=3.0,
+)
+on(
+    "constant_under_scan",
+    look=lambda p, t: jax.lax.scan(lambda c, r: (c, p["table"][r] * THREE), 0, t)[1],
+    lookup_factor=3.0,
+)
+on(
+    "factor_in_params",
+    look=lambda p, t: look(p, t) * p["by"],
+    more=lambda: {"by": jnp.float32(1.75)},
+    lookup_factor=1.75,
+)
+on(
+    "exp_of_a_parameter",
+    read=lambda p, h: read(p, h) * jnp.exp(p["by"]),
+    more=lambda: {"by": jnp.float32(0.3)},
+    readout_factor=float(np.exp(np.float32(0.3))),
+)
 on("full_vector", look=lambda p, t: look(p, t) * jnp.full((WIDTH,), 1.5), lookup_factor=1.5)
-on("divided", look=lambda p, t: look(p, t) / 4, read=lambda p, h: read(p, h) / 10, lookup_factor=0.25, readout_factor=0.1)
+on(
+    "divided",
+    look=lambda p, t: look(p, t) / 4,
+    read=lambda p, h: read(p, h) / 10,
+    lookup_factor=0.25,
+    readout_factor=0.1,
+)
 on("negative", read=lambda p, h: -read(p, h), readout_factor=-1.0)
 on("sum_with_itself", look=lambda p, t: (lambda x: x + 0.5 * x)(look(p, t)), lookup_factor=1.5)
 on("hidden_scaled", read=lambda p, h: read(p, h * WIDTH**-0.5), readout_factor=1 / ROOT)
 on("table_scaled", read=lambda p, h: h @ (p["table"].T * QUARTER), readout_factor=0.25)
-on("everywhere", look=lambda p, t: look(p, t) * 2.0 / 8.0, lookup_factor=0.25,
-   read=lambda p, h: 3 * ((h * 0.5) @ (2 * p["table"].T)), readout_factor=3.0)  # fmt: skip
+on(
+    "everywhere",
+    look=lambda p, t: look(p, t) * 2.0 / 8.0,
+    lookup_factor=0.25,
+    read=lambda p, h: 3 * ((h * 0.5) @ (2 * p["table"].T)),
+    readout_factor=3.0,
+)
 on("computed_constant", look=lambda p, t: look(p, t) * jnp.linspace(1.0, 3.0, 41).mean(), lookup_factor=2.0)
-on("of_a_leaf", look=lambda p, t: look(p, t) * jnp.sqrt(jnp.mean(p["mid"] ** 2)), numeric=False,
-   lookup_factor=float(jnp.sqrt(jnp.mean(normal(1, WIDTH, WIDTH) ** 2))))  # fmt: skip
+on(
+    "of_a_leaf",
+    look=lambda p, t: look(p, t) * jnp.sqrt(jnp.mean(p["mid"] ** 2)),
+    numeric=False,
+    lookup_factor=float(jnp.sqrt(jnp.mean(normal(1, WIDTH, WIDTH) ** 2))),
+)
 on("length_is_no_constant", look=lambda p, t: look(p, t) * t.shape[1] ** 0.5, lookup_factor=None, numeric=False)
-on("dropout", look=lambda p, t: (lambda x: jnp.where(jax.random.bernoulli(jax.random.key(0), 0.9, x.shape), x / 0.9, 0.0))(
-    look(p, t) * 2.0), lookup_factor=2.0, numeric=False)  # fmt: skip
+on(
+    "dropout",
+    look=lambda p, t: (lambda x: jnp.where(jax.random.bernoulli(jax.random.key(0), 0.9, x.shape), x / 0.9, 0.0))(
+        look(p, t) * 2.0
+    ),
+    lookup_factor=2.0,
+    numeric=False,
+)
 
 # -- reading out --
 on("einsum", read=lambda p, h: jnp.einsum("btd,vd->btv", h, p["table"]))
 on("dot_general", read=lambda p, h: jax.lax.dot_general(h, p["table"], (((2,), (1,)), ((), ()))))
 on("broadcast_and_sum", read=lambda p, h: (h[..., None, :] * p["table"]).sum(-1))
 on("chunks_by_map", read=lambda p, h: jax.lax.map(lambda row: row @ p["table"].T, h))
-on("chunks_by_scan", read=lambda p, h: jax.lax.scan(lambda c, row: (c, row @ p["table"].T * 2.0), 0, h)[1], readout_factor=2.0)
+on(
+    "chunks_by_scan",
+    read=lambda p, h: jax.lax.scan(lambda c, row: (c, row @ p["table"].T * 2.0), 0, h)[1],
+    readout_factor=2.0,
+)
 on("vmapped_readout", read=lambda p, h: jax.vmap(jax.vmap(lambda v: p["table"] @ v))(h))
 on("last_position", read=lambda p, h: h[:, -1] @ p["table"].T)
-on("biased", read=lambda p, h: read(p, h) * 2.0 + p["bias"], more=lambda: {"bias": normal(7, VOCAB)}, readout_bias=True,
-   readout_factor=2.0)  # fmt: skip
+on(
+    "biased",
+    read=lambda p, h: read(p, h) * 2.0 + p["bias"],
+    more=lambda: {"bias": normal(7, VOCAB)},
+    readout_bias=True,
+    readout_factor=2.0,
+)
 on("masked_logits", read=lambda p, h: jnp.where(jnp.arange(VOCAB) < 30, read(p, h), -1e9), numeric=False)
 on("capped", read=lambda p, h: 30.0 * jnp.tanh(read(p, h) / 30.0), soft_cap=30.0)
 on("capped_and_scaled", read=lambda p, h: 20.0 * jnp.tanh(read(p, h) * 0.5 / 10.0), soft_cap=20.0, readout_factor=1.0)
-on("capped_by_sigmoid", read=lambda p, h: 60.0 * (jax.nn.sigmoid(read(p, h) / 15.0) - 0.5), soft_cap=30.0, readout_factor=1.0)
+on(
+    "capped_by_sigmoid",
+    read=lambda p, h: 60.0 * (jax.nn.sigmoid(read(p, h) / 15.0) - 0.5),
+    soft_cap=30.0,
+    readout_factor=1.0,
+)
 on("log_probabilities", read=lambda p, h: jax.nn.log_softmax(read(p, h) * 0.5), readout_factor=0.5, numeric=False)
-on("untied", read=lambda p, h: h @ p["head"], more=lambda: {"head": normal(9, WIDTH, VOCAB)}, names=("table",),
-   state="untied", readout_factor=None, partner="head", counts=(1, 0, 0), numeric=False, normalized=False)  # fmt: skip
-on("same_array_twice", read=lambda p, h: h @ p["head"].T, more=lambda: {"head": normal(0, VOCAB, WIDTH)}, state="copy",
-   readout_factor=None, partner="head", counts=(1, 0, 0), numeric=False, normalized=False)  # fmt: skip
-on("drifted", read=lambda p, h: h @ p["head"].T, state="drifted", readout_factor=None, partner="head", counts=(1, 0, 0),
-   numeric=False, normalized=False, more=lambda: {"head": normal(0, VOCAB, WIDTH) + normal(4, VOCAB, WIDTH, std=0.03)})  # fmt: skip
+on(
+    "untied",
+    read=lambda p, h: h @ p["head"],
+    more=lambda: {"head": normal(9, WIDTH, VOCAB)},
+    names=("table",),
+    state="untied",
+    readout_factor=None,
+    partner="head",
+    counts=(1, 0, 0),
+    numeric=False,
+    normalized=False,
+)
+on(
+    "same_array_twice",
+    read=lambda p, h: h @ p["head"].T,
+    more=lambda: {"head": normal(0, VOCAB, WIDTH)},
+    state="copy",
+    readout_factor=None,
+    partner="head",
+    counts=(1, 0, 0),
+    numeric=False,
+    normalized=False,
+)
+on(
+    "drifted",
+    read=lambda p, h: h @ p["head"].T,
+    state="drifted",
+    readout_factor=None,
+    partner="head",
+    counts=(1, 0, 0),
+    numeric=False,
+    normalized=False,
+    more=lambda: {"head": normal(0, VOCAB, WIDTH) + normal(4, VOCAB, WIDTH, std=0.03)},
+)
 on("cut_readout", read=lambda p, h: h @ jax.lax.stop_gradient(p["table"]).T, state="cut", numeric=False)
 on("cut_lookup", look=lambda p, t: jax.lax.stop_gradient(look(p, t)), state="cut", numeric=False)
 
 # -- bodies --
 on("checkpointed", body=jax.checkpoint(body), read=jax.checkpoint(read))
 on("jitted_layers", body=lambda p, x: jax.jit(partial(body, p))(jax.jit(partial(body, p))(x)))
-on("scanned_layers", more=lambda: {"layers": normal(6, 3, WIDTH, WIDTH)}, body=lambda p, x: rms_norm(
-    jax.lax.scan(lambda h, w: (h + jnp.tanh(rms_norm(h) @ w), None), x, p["layers"])[0]))  # fmt: skip
-on("scanned_post_norm", more=lambda: {"layers": normal(6, 3, WIDTH, WIDTH)}, body=lambda p, x:
-    jax.lax.scan(lambda h, w: (rms_norm(h + jnp.tanh(h @ w)), None), x, p["layers"])[0])  # fmt: skip
-on("cond_in_the_body", body=lambda p, x: body(p, jax.lax.cond(x.sum() > 1e9, lambda v: jnp.sin(v), lambda v: v + 1.0, x)))
-on("norm_after_lookup", look=lambda p, t: look(p, t) * 6.0, body=lambda p, x: body(p, rms_norm(x)), lookup_factor=6.0,
-   norm_after_lookup=True)  # fmt: skip
+on(
+    "scanned_layers",
+    more=lambda: {"layers": normal(6, 3, WIDTH, WIDTH)},
+    body=lambda p, x: rms_norm(jax.lax.scan(lambda h, w: (h + jnp.tanh(rms_norm(h) @ w), None), x, p["layers"])[0]),
+)
+on(
+    "scanned_post_norm",
+    more=lambda: {"layers": normal(6, 3, WIDTH, WIDTH)},
+    body=lambda p, x: jax.lax.scan(lambda h, w: (rms_norm(h + jnp.tanh(h @ w)), None), x, p["layers"])[0],
+)
+on(
+    "cond_in_the_body",
+    body=lambda p, x: body(p, jax.lax.cond(x.sum() > 1e9, lambda v: jnp.sin(v), lambda v: v + 1.0, x)),
+)
+on(
+    "norm_after_lookup",
+    look=lambda p, t: look(p, t) * 6.0,
+    body=lambda p, x: body(p, rms_norm(x)),
+    lookup_factor=6.0,
+    norm_after_lookup=True,
+)
 on("no_norm", body=lambda p, x: x + jnp.tanh(x @ p["mid"]), normalized=False)
 
 
@@ -266,10 +392,14 @@ def sharded_over_one_device() -> Case:
         return jax.lax.psum(found, "model")
 
     def model(p: Any, tokens: Any) -> Any:
-        x = jax.shard_map(lookup, mesh=mesh, in_specs=(rows, PartitionSpec()), out_specs=PartitionSpec())(p["table"], tokens)
+        x = jax.shard_map(lookup, mesh=mesh, in_specs=(rows, PartitionSpec()), out_specs=PartitionSpec())(
+            p["table"], tokens
+        )
         h = jax.lax.with_sharding_constraint(body(p, x * 3.0), NamedSharding(mesh, PartitionSpec()))
         out = PartitionSpec(None, None, "model")
-        return jax.shard_map(lambda t, v: v @ t.T, mesh=mesh, in_specs=(rows, PartitionSpec()), out_specs=out)(p["table"], h)
+        return jax.shard_map(lambda t, v: v @ t.T, mesh=mesh, in_specs=(rows, PartitionSpec()), out_specs=out)(
+            p["table"], h
+        )
 
     tree = params()
     tree["table"] = jax.device_put(tree["table"], NamedSharding(mesh, rows))

@@ -1,7 +1,7 @@
 """Small real models in three stages, whose truth was worked out by hand; one file a kind.
 
-`look` gives the rows as the body gets them, `body` the hidden state, `read` what comes out. Whoever holds a truth against
-numbers runs the stages one by one, each with a table of its own: that is what moving one role alone means.
+`look` gives the rows as the body gets them, `body` the hidden state, `read` what comes out. Whoever holds a truth
+against numbers runs the stages one by one, each with a table of its own: that is what moving one role alone means.
 """
 
 from collections.abc import Callable
@@ -91,6 +91,6 @@ def rms_norm(x: jax.Array) -> jax.Array:
 
 def load() -> dict[str, Callable[[], Case]]:
     """Import every kind."""
-    from tests.jax.models import equinox, functions, linen, nnx  # noqa: F401
+    from tests.jax.models import codebases, equinox, functions, linen, nnx  # noqa: F401
 
     return CASES

@@ -38,7 +38,9 @@ class Base(nn.Module):
         return self.read(self.body(self.look(tokens)))
 
 
-def built(module: nn.Module, truth: Truth, path: tuple[str, ...] = ("params", "embed", "embedding"), *, staged: bool = True) -> Case:
+def built(
+    module: nn.Module, truth: Truth, path: tuple[str, ...] = ("params", "embed", "embedding"), *, staged: bool = True
+) -> Case:
     variables = module.init(jax.random.key(0), ids())
     if not staged:
         return Case(module, variables, (ids(),), truth, variables)
@@ -53,7 +55,9 @@ def built(module: nn.Module, truth: Truth, path: tuple[str, ...] = ("params", "e
     return Case(module, variables, (ids(),), truth, variables, *stages, moved)
 
 
-def register(name: str, made: type[nn.Module], *, staged: bool = True, path: Any = ("params", "embed", "embedding"), **facts: Any) -> None:
+def register(
+    name: str, made: type[nn.Module], *, staged: bool = True, path: Any = ("params", "embed", "embedding"), **facts: Any
+) -> None:
     def build() -> Case:
         return built(made(), Truth((".".join(path),), **facts), path, staged=staged)
 
@@ -202,8 +206,7 @@ class OwnHead(Base):
         return self.head(h)
 
 
-register("linen_untied", OwnHead, staged=False, state="untied", readout_factor=None, counts=(1, 0, 0),
-         normalized=False)  # fmt: skip
+register("linen_untied", OwnHead, staged=False, state="untied", readout_factor=None, counts=(1, 0, 0), normalized=False)
 
 
 @case
@@ -275,4 +278,3 @@ class Encoder(Base):
 
 
 register("linen_read_twice", Encoder, staged=False, counts=(1, 1, 2))
-

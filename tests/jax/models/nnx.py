@@ -31,7 +31,12 @@ class Base(nnx.Module):
 
 
 def register(
-    name: str, made: Callable[[nnx.Rngs], Any], *, staged: bool = True, names: tuple[str, ...] = ("embed.embedding",), **facts: Any
+    name: str,
+    made: Callable[[nnx.Rngs], Any],
+    *,
+    staged: bool = True,
+    names: tuple[str, ...] = ("embed.embedding",),
+    **facts: Any,
 ) -> None:
     def build() -> Case:
         model = made(nnx.Rngs(0))
@@ -114,8 +119,9 @@ class EqualValues(OwnHead):
         self.head.kernel[...] = self.embed.embedding[...].T
 
 
-register("nnx_equal_values", EqualValues, staged=False, state="copy", readout_factor=None, counts=(1, 0, 0),
-         normalized=False)  # fmt: skip
+register(
+    "nnx_equal_values", EqualValues, staged=False, state="copy", readout_factor=None, counts=(1, 0, 0), normalized=False
+)
 
 
 class Layered(Base):

@@ -63,7 +63,7 @@ def _scan(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, st
         inner.first = first
         if any(moving) and length > ROUNDS:
             low.notes["a scan multiplies what it carries: one round of it was followed"] = None
-    outs = []
+    outs: list[int] = []
     for v, var in zip(results, eqn.outvars, strict=True):
         axes = identity(len(var.aval.shape)) if len(outs) < carries else (-1, *range(len(low.shape(v))))
         out = low.fresh(var.aval, [v])

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tiebeam.ir import Op
@@ -17,8 +18,8 @@ COLLECTIVE = frozenset("psum psum2 psum_invariant pmax pmin axis_index all_gathe
 VARIES = frozenset(("pvary", "pcast"))
 #: Work on each element alone, whatever the shape.
 ELEMENTWISE = frozenset(
-    "add sub mul div neg max min pow integer_pow sqrt rsqrt cbrt square exp exp2 expm1 log log1p tanh logistic abs sign "
-    "floor ceil convert_element_type reduce_precision".split()
+    "add sub mul div neg max min pow integer_pow sqrt rsqrt cbrt square exp exp2 expm1 log log1p tanh logistic abs "
+    "sign floor ceil convert_element_type reduce_precision".split()
 )
 
 
@@ -53,7 +54,7 @@ def fold(low: "Lowering", eqn: Any, at: "Equation") -> None:
     found = operands if at.name in VARIES else bound(eqn, operands)
     several = found if eqn.primitive.multiple_results or at.name in VARIES else [found]
     for v, concrete in zip(at.outputs, several, strict=True):
-        if not jax.dtypes.issubdtype(concrete.dtype, jax.dtypes.extended):
+        if not jnp.issubdtype(concrete.dtype, jax.dtypes.extended):
             low.settle(v, np.asarray(concrete))
 
 
@@ -63,10 +64,10 @@ def hoist(low: "Lowering", eqn: Any, at: "Equation") -> bool:
     if at.name not in ELEMENTWISE or np.prod(low.shape(out), initial=1) == 1:
         return False
     sources = [low.scalar_behind(v) for v in at.inputs]
-    operands = [None if s is None else low.drafts[s].concrete for s in sources]
-    if any(c is None for c in operands):
-        return False
     scalars = [s for s in sources if s is not None]
+    operands: list[Any] = [low.drafts[s].concrete for s in scalars]
+    if len(scalars) < len(sources) or any(c is None for c in operands):
+        return False
     result = low.add((), low.drafts[out].dtype, low.drafts[out].origin, leafy=low.drafts[out].leafy)
     low.settle(result, np.asarray(bound(eqn, [np.reshape(c, ()) for c in operands])))
     low.emit(at, Op.POINTWISE, scalars, [None] * len(scalars), [result])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
@@ -111,7 +112,7 @@ class Lowering:
         if id(array) not in self.constants:
             shape, dtype = np.shape(array), getattr(array, "dtype", None)
             facts: dict[str, Any] = {}
-            if dtype is not None and not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+            if dtype is not None and not jnp.issubdtype(dtype, jax.dtypes.extended):
                 facts = known(array)
             origin = Origin.CONSTANT if facts or dtype is None or dtype.kind != "V" else Origin.RANDOM
             self.constants[id(array)] = (self.add(shape, dtype, origin, **facts), array)
@@ -120,20 +121,23 @@ class Lowering:
     def read(self, frame: Frame, atom: Atom) -> int:
         if not isinstance(atom, jex.Literal):
             return frame.ids[atom]
-        if np.shape(atom.val) or isinstance(atom.val, jax.Array):
-            return self.constant(atom.val)
-        dtype = str(atom.aval.dtype)
-        if atom.aval.dtype.kind == "b":
-            return self.number(float(bool(atom.val)), dtype)
-        return self.number(float(atom.val), dtype) if not isinstance(atom.val, complex) else self.constant(atom.val)
+        value: Any = atom.val
+        if np.shape(value) or isinstance(value, jax.Array | complex):
+            return self.constant(value)
+        aval: Any = atom.aval
+        return self.number(float(value), str(aval.dtype))
 
     def fresh(self, aval: Any, inputs: Sequence[int]) -> int:
         """A value computed from `inputs`."""
         read = [self.drafts[v] for v in inputs]
         return self.add(
-            getattr(aval, "shape", ()), getattr(aval, "dtype", "token"), Origin.NODE,
-            given=any(d.given for d in read), random=any(d.random for d in read), leafy=any(d.leafy for d in read),
-        )  # fmt: skip
+            getattr(aval, "shape", ()),
+            getattr(aval, "dtype", "token"),
+            Origin.NODE,
+            given=any(d.given for d in read),
+            random=any(d.random for d in read),
+            leafy=any(d.leafy for d in read),
+        )
 
     def uniform(self, value: int) -> float | None:
         """The number that all elements equal, where the program says so."""
@@ -177,9 +181,15 @@ class Lowering:
         label = facts.pop("label", "") or eqn.name
         self.nodes.append(
             Node(
-                index=index, op=op, inputs=tuple(inputs), outputs=outs, axes=tuple(axes), label=label,
-                where=eqn.where, **facts,
-            )  # fmt: skip
+                index=index,
+                op=op,
+                inputs=tuple(inputs),
+                outputs=outs,
+                axes=tuple(axes),
+                label=label,
+                where=eqn.where,
+                **facts,
+            )
         )
         for v in outs:
             self.drafts[v].producer = index

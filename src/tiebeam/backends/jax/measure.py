@@ -84,7 +84,7 @@ def evaluator(closed: Any, frame: Frame, wanted: Wanted) -> Callable[..., dict[s
         numbers = {v: sink["whole", v] for v in wanted.numbers if ("whole", v) in sink}
         return {"moments": moments, "cosines": cosines, "numbers": numbers}
 
-    return jax.jit(run)  # type: ignore[no-any-return]
+    return jax.jit(run)
 
 
 def facts_of(found: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:

@@ -57,9 +57,7 @@ class HeldNnx:
             )
         self.slots = []
         for name, array in zip(own, self._tree.arrays, strict=True):
-            several, variable = next(
-                ((g, v) for g, v in by_path.values() if name in g), ((name,), None)
-            )
+            several, variable = next(((g, v) for g, v in by_path.values() if name in g), ((name,), None))
             ordered = (name, *(n for n in several if n != name))
             self.slots.append(Slot(ordered, array, parameter=variable is None or isinstance(variable, nnx.Param)))
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tiebeam.backends.jax.axes import identity, regrouped, spread
-from tiebeam.backends.jax.lower import Equation, Lowering
 from tiebeam.backends.jax.indexing import dynamic_slice, gather
+from tiebeam.backends.jax.lower import Equation, Lowering
 from tiebeam.core.norms import SMALL
 from tiebeam.ir import Axes, Op, Origin
 
@@ -229,6 +229,10 @@ def _dot(low: Lowering, at: Equation) -> None:
     low.emit(at, Op.DOT, at.inputs[:2], [axes_a, axes_b])
 
 
+UPDATES = (
+    "scatter scatter-add scatter_add scatter-mul scatter_mul scatter-max scatter_max scatter-min scatter_min".split()
+)
+
 RULES: dict[str, Rule] = {
     "add": _arithmetic(Op.ADD),
     "add_any": _arithmetic(Op.ADD),
@@ -254,10 +258,9 @@ RULES: dict[str, Rule] = {
     "concatenate": _concatenate,
     **dict.fromkeys(("all_gather", "all_gather_invariant", "all_gather_reduced"), _all_gather),
     "select_n": _select,
-    **dict.fromkeys(("scatter", "scatter_add", "scatter-add", "scatter_mul", "scatter-mul", "scatter_max", "scatter-max",
-                     "scatter_min", "scatter-min", "dynamic_update_slice"), _update),
+    **dict.fromkeys([*UPDATES, "dynamic_update_slice"], _update),
     "dot_general": _dot,
     "gather": gather,
     "dynamic_slice": dynamic_slice,
     **dict.fromkeys(("iota", "axis_index", "empty", "create_token"), _made),
-}  # fmt: skip
+}

@@ -47,7 +47,7 @@ def _changed(array: Any, length: tuple[int, int], batch: tuple[int, int]) -> Any
     if batch[0] and shape and array.shape[0] == batch[0]:
         shape[0] = batch[1]
     if is_abstract(array):
-        return jax.ShapeDtypeStruct(shape, array.dtype)
+        return jax.eval_shape(lambda: jnp.zeros(shape, array.dtype))
     for axis, size in enumerate(shape):
         array = jnp.take(array, np.arange(size) % array.shape[axis], axis=axis)
     if np.dtype(array.dtype).kind in "iu" and array.size > 1:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
 
@@ -32,7 +33,7 @@ class Slot:
 
     @property
     def floating(self) -> bool:
-        return jax.dtypes.issubdtype(self.array.dtype, np.floating)
+        return jnp.issubdtype(self.array.dtype, np.floating)
 
 
 def is_array(leaf: Any) -> bool:
@@ -49,7 +50,7 @@ def is_abstract(leaf: Any) -> bool:
 
 def is_key(leaf: Any) -> bool:
     """Whether it is a random key."""
-    return bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
 def dotted(path: Sequence[Any]) -> str:

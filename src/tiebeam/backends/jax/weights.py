@@ -33,7 +33,7 @@ def flat_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def readable(array: Array) -> bool:
     """Whether there are floats to be read."""
-    if is_abstract(array) or not jax.dtypes.issubdtype(array.dtype, np.floating):
+    if is_abstract(array) or not jnp.issubdtype(array.dtype, np.floating):
         return False
     return not (isinstance(array, jax.Array) and array.is_deleted())
 
@@ -78,7 +78,7 @@ def drawn(
     width = flat[1 - vocab_axis]
     long = _long_axes(shape, flat)
 
-    def piece(index: tuple[slice, ...]) -> np.ndarray[Any, Any]:
+    def piece(index: Any) -> np.ndarray[Any, Any]:
         places = [range(n)[s] for n, s in zip(shape, index, strict=True)]
         rows, columns = (places[long[axis]] for axis in (vocab_axis, 1 - vocab_axis))
         table = _rows(rows, width, seed, ordinal, std, frozenset(zero_rows))
@@ -176,13 +176,9 @@ def table_statistics(array: Array, vocab_axis: int) -> TableStatistics:
     )
 
 
-def _row_facts(array: Array, vocab_axis: int) -> Any:
-    """Square of the norm, smallest and largest entry of each row."""
-    return _compiled_row_facts(array, vocab_axis)
-
-
 @partial(jax.jit, static_argnums=1)
-def _compiled_row_facts(array: Any, vocab_axis: int) -> Any:
+def _row_facts(array: Any, vocab_axis: int) -> Any:
+    """Square of the norm, smallest and largest entry of each row."""
     table = _matrix(array, vocab_axis)
     wide = table.astype(jnp.promote_types(table.dtype, jnp.float32))
     return jnp.sum(wide * wide, axis=1), jnp.min(wide, axis=1), jnp.max(wide, axis=1)
