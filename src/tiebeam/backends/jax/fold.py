@@ -1,6 +1,6 @@
 """Numbers that a program computes from numbers alone: computed here, by the program's own primitives."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -23,6 +23,29 @@ ELEMENTWISE = frozenset(
 )
 
 
+def _broadcast(x: Any, p: Mapping[str, Any]) -> Any:
+    shape = [1] * len(p["shape"])
+    for size, d in zip(x.shape, p["broadcast_dimensions"], strict=True):
+        shape[d] = size
+    return np.broadcast_to(x.reshape(shape), p["shape"])
+
+
+#: What NumPy does to the bit alike, without compiling anything: index arithmetic, and the four operations.
+PLAIN: dict[str, Callable[..., Any]] = {
+    **{n: lambda a, b, _, f=f: f(a, b) for n, f in (("add", np.add), ("sub", np.subtract), ("mul", np.multiply),
+       ("lt", np.less), ("le", np.less_equal), ("gt", np.greater), ("ge", np.greater_equal), ("eq", np.equal),
+       ("ne", np.not_equal))},
+    "div": lambda a, b, _: np.divide(a, b),
+    "neg": lambda a, _: np.negative(a),
+    "sqrt": lambda a, _: np.sqrt(a),
+    "convert_element_type": lambda a, p: a.astype(p["new_dtype"]),
+    "broadcast_in_dim": _broadcast,
+    "reshape": lambda a, p: a.reshape(p["new_sizes"]),
+    "select_n": lambda which, a, b, _: np.asarray(np.where(which, b, a)),
+    "squeeze": lambda a, p: np.squeeze(a, tuple(p["dimensions"])),
+}  # fmt: skip
+
+
 def bound(eqn: Any, operands: Sequence[Any]) -> Any:
     """Apply the primitive of an equation."""
     params = eqn.primitive.get_bind_params(eqn.params)
@@ -30,6 +53,16 @@ def bound(eqn: Any, operands: Sequence[Any]) -> Any:
     functions, params = params if isinstance(params, tuple) else ((), params)
     with eqn.ctx.manager:
         return eqn.primitive.bind(*functions, *operands, **params)
+
+
+def computed(eqn: Any, operands: Sequence[Any]) -> Any:
+    """The result of an equation on known operands."""
+    plain = PLAIN.get(eqn.primitive.name)
+    name, first = eqn.primitive.name, operands[0] if operands else None
+    if plain is None or (name == "div" and first.dtype.kind in "iu") or (name == "select_n" and len(operands) != 3):
+        return bound(eqn, operands)
+    with np.errstate(all="ignore"):
+        return np.asarray(plain(*operands, eqn.params))
 
 
 def known(array: Any) -> dict[str, Any]:
@@ -51,7 +84,7 @@ def fold(low: "Lowering", eqn: Any, at: "Equation") -> None:
         return
     if any(np.prod(low.shape(v), initial=1) > TINY for v in at.outputs):
         return
-    found = operands if at.name in VARIES else bound(eqn, operands)
+    found = operands if at.name in VARIES else computed(eqn, operands)
     several = found if eqn.primitive.multiple_results or at.name in VARIES else [found]
     for v, concrete in zip(at.outputs, several, strict=True):
         if not jnp.issubdtype(concrete.dtype, jax.dtypes.extended):
@@ -69,7 +102,7 @@ def hoist(low: "Lowering", eqn: Any, at: "Equation") -> bool:
     if len(scalars) < len(sources) or any(c is None for c in operands):
         return False
     result = low.add((), low.drafts[out].dtype, low.drafts[out].origin, leafy=low.drafts[out].leafy)
-    low.settle(result, np.asarray(bound(eqn, [np.reshape(c, ()) for c in operands])))
+    low.settle(result, np.asarray(computed(eqn, [np.reshape(c, ()) for c in operands])))
     low.emit(at, Op.POINTWISE, scalars, [None] * len(scalars), [result])
     low.emit(at, Op.LAYOUT, [result], [(-1,) * len(low.shape(out))])
     return True
