@@ -49,5 +49,5 @@ class HeldEquinox:
         """Equinox's own layers name their class, which is no place in the model."""
         return ".".join(s for s in scopes(stack) if not s.startswith("eqx."))
 
-    def twin(self, name: str) -> str:
-        return "wrap both layers in eqx.nn.Shared, which keeps one leaf for the two places"
+    def tie(self, owner: str, other: str) -> str:
+        return ""  # `nn.Shared` changes the structure, and with it what the model calls

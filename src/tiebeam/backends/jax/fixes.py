@@ -1,22 +1,24 @@
 """What mends a JAX model, as findings print it.
 
-Arrays do not change, and which leaf a role reads is in the model's code: there is little that a line of Python beside
-the model could mend.
+Which leaf a role reads is in the model's code: there is little that a line of Python beside it could mend.
 """
+
+from tiebeam.backends.jax.held import Held
 
 
 class JaxFixes:
     """`core.findings.Fixes` for one model.
 
     Args:
-        whole: The model holds its arrays; otherwise they are in `params`.
+        held: The model.
+        whole: It holds its arrays; otherwise they are in `params`.
     """
 
-    def __init__(self, *, whole: bool) -> None:
-        self.whole = whole
+    def __init__(self, held: Held, *, whole: bool) -> None:
+        self.held, self.whole = held, whole
 
     def tie(self, owner: str, other: str) -> str:
-        return ""
+        return self.held.tie(owner, other)
 
     def initialize(self) -> str:
         if self.whole:

@@ -58,7 +58,7 @@ def bound(eqn: Any, operands: Sequence[Any]) -> Any:
 def computed(eqn: Any, operands: Sequence[Any]) -> Any:
     """The result of an equation on known operands."""
     plain = PLAIN.get(eqn.primitive.name)
-    name, first = eqn.primitive.name, operands[0] if operands else None
+    name, first = eqn.primitive.name, np.asarray(operands[0] if operands else 0)
     if plain is None or (name == "div" and first.dtype.kind in "iu") or (name == "select_n" and len(operands) != 3):
         return bound(eqn, operands)
     with np.errstate(all="ignore"):

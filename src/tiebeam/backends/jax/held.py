@@ -41,8 +41,8 @@ class Held(Protocol):
         """The module path that a name stack stands for."""
         ...
 
-    def twin(self, name: str) -> str:
-        """How to share what lies at `name`, in words."""
+    def tie(self, owner: str, other: str) -> str:
+        """Python that makes the array at `other` the one at `owner`, or "" where it takes a change of the model."""
         ...
 
 
@@ -94,8 +94,8 @@ class HeldFunction:
     def where(self, stack: str) -> str:
         return ".".join(scopes(stack))
 
-    def twin(self, name: str) -> str:
-        return f"read params at {name!r} in both roles, and leave the other leaf out of the tree"
+    def tie(self, owner: str, other: str) -> str:
+        return ""
 
 
 class _WithoutParams:

@@ -57,5 +57,5 @@ class HeldLinen:
         parts = [s.partition(".")[0] for s in scopes(stack)]
         return ".".join(p for p in parts[1:] if p)
 
-    def twin(self, name: str) -> str:
-        return "read one Embed in both roles: embed(ids) and embed.attend(hidden)"
+    def tie(self, owner: str, other: str) -> str:
+        return ""

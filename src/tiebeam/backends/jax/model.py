@@ -102,7 +102,7 @@ class JaxModel:
         return sum(int(np.prod(s.array.shape)) for s in self.held.slots if s.parameter)
 
     def fixes(self) -> JaxFixes:
-        return JaxFixes(whole=self.whole)
+        return JaxFixes(self.held, whole=self.whole)
 
     def trainable_elsewhere(self, names: Sequence[str]) -> float:
         """1 where there are other parameters: which of them an optimizer steps is not in a JAX model."""

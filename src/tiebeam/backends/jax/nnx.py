@@ -80,5 +80,11 @@ class HeldNnx:
     def where(self, stack: str) -> str:
         return ".".join(scopes(stack))
 
-    def twin(self, name: str) -> str:
-        return "give both places one Param (head.kernel reads embed.embedding), or use embed.attend(hidden)"
+    def tie(self, owner: str, other: str) -> str:
+        """Give both places one variable, where it serves both as it stands."""
+        slots = {n: s.array for s in self.slots for n in s.names}
+        a, b = slots.get(owner), slots.get(other)
+        if self._params is not None or a is None or b is None or (a.shape, a.dtype) != (b.shape, b.dtype):
+            return ""
+        plain = all(part.isidentifier() for n in (owner, other) for part in n.split("."))
+        return f"model.{other} = model.{owner}" if plain else ""

@@ -65,7 +65,7 @@ def _cut(t: Table) -> Iterator[Finding]:
                 t.name,
                 f"the {role} in {_place(dead[0])} reads the table, but no gradient of the outputs reaches it that way: "
                 f"the table is trained by its other role alone",
-                hint="remove the .detach(), .data or no_grad between the table and the outputs",
+                hint="remove the detach, stop_gradient, .data or no_grad between the table and the outputs",
             )
 
 
