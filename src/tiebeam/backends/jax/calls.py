@@ -1,6 +1,6 @@
 """Primitives that run other jaxprs: each is opened where it stands."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tiebeam.backends.jax.axes import identity
@@ -9,9 +9,14 @@ from tiebeam.ir import Op
 
 Call = Callable[[Lowering, Equation, Any, Frame, int, str], Sequence[int]]
 
-_BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
 _KEEP = (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK)
 _SCALES = (Op.MUL, Op.DIV, Op.ADD, Op.SUB)
+#: Run their body once, as it stands.
+INLINE = (
+    "jit pjit closed_call core_call call named_call core_closed_call remat remat2 remat_opt checkpoint composite "
+    "custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call"
+).split()
 ROUNDS = 64  # of a scan, where each counts
 DEPTH = 32  # operations of a loop's body looked at behind its carry
 
@@ -22,8 +27,13 @@ def opened(low: Lowering, jaxpr: Any, args: Sequence[int], stack: str) -> Frame:
     return low.enter(getattr(jaxpr, "jaxpr", jaxpr), consts, args, stack)
 
 
+def body_of(params: Mapping[str, Any]) -> Any:
+    """The jaxpr of a primitive in `INLINE`."""
+    return next(params[k] for k in _BODIES if k in params)
+
+
 def _inline(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, stack: str) -> Sequence[int]:
-    body = next(at.params[k] for k in _BODIES if k in at.params)
+    body = body_of(at.params)
     inner = frame.inside[position] = opened(low, body, at.inputs, stack)
     return low.results(inner)
 
@@ -131,11 +141,7 @@ def _cond(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, st
 
 
 CALLS: dict[str, Call] = {
-    **dict.fromkeys(
-        "jit pjit closed_call core_call remat remat2 checkpoint custom_jvp_call custom_vjp_call "
-        "custom_vjp_call_jaxpr named_call core_closed_call".split(),
-        _inline,
-    ),
+    **dict.fromkeys(INLINE, _inline),
     "shard_map": _shard_map,
     "scan": _scan,
     "while": _while,

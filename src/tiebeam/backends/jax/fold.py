@@ -80,7 +80,7 @@ def fold(low: "Lowering", eqn: Any, at: "Equation") -> None:
     """Settle what is computed from known numbers alone."""
     operands = [low.drafts[v].concrete for v in at.inputs]
     unknown = any(c is None for c in operands) or any(low.drafts[v].varying for v in at.outputs)
-    if unknown or eqn.effects or at.name in COLLECTIVE:
+    if unknown or eqn.effects or at.name in COLLECTIVE or not (operands or at.name == "iota"):
         return
     if any(np.prod(low.shape(v), initial=1) > TINY for v in at.outputs):
         return

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tiebeam.backends.jax.calls import INLINE, body_of
 from tiebeam.backends.jax.fold import bound
 from tiebeam.backends.jax.lower import Frame
 from tiebeam.core.contract import contracted
@@ -100,6 +101,11 @@ def facts_of(found: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
     return {"rms": rms, "logit_std": logit_std, "cosine": cosine}
 
 
+def wide_enough(dtype: Any) -> Any:
+    """The dtype to add up in."""
+    return jnp.float64 if dtype == jnp.float64 else jnp.float32
+
+
 def _cosine(stream: jax.Array, rows: jax.Array) -> jax.Array | None:
     """Mean cosine of rows; of a stream that a loop hands on, the last round's."""
     width = rows.shape[-1]
@@ -147,14 +153,14 @@ class _Interpreter:
 
     def _take(self, value: int, array: Any, sink: Sink) -> None:
         if value in self.wanted.moments and ("moments", value) not in sink:
-            wide = jnp.asarray(array).astype(jnp.promote_types(array.dtype, jnp.float32))
+            wide = jnp.asarray(array).astype(wide_enough(array.dtype))
             sink["moments", value] = (jnp.mean(wide), jnp.var(wide))
         if value in self.whole and ("whole", value) not in sink:
             sink["whole", value] = jnp.asarray(array)
 
 
 def _inline(run: _Interpreter, eqn: Any, inner: Frame, operands: Sequence[Any], sink: Sink) -> list[Any]:
-    body = next(eqn.params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in eqn.params)
+    body = body_of(eqn.params)
     return run.run(inner, getattr(body, "consts", ()), operands, sink)
 
 
@@ -175,10 +181,6 @@ def _scan(run: _Interpreter, eqn: Any, inner: Frame, operands: Sequence[Any], si
 
 
 OPENERS: dict[str, Callable[..., list[Any]]] = {
-    **dict.fromkeys(
-        "jit pjit closed_call core_call remat remat2 checkpoint custom_jvp_call custom_vjp_call "
-        "custom_vjp_call_jaxpr named_call core_closed_call".split(),
-        _inline,
-    ),
+    **dict.fromkeys(INLINE, _inline),
     "scan": _scan,
 }

@@ -27,7 +27,8 @@ POINTWISE = frozenset(
 )
 SAME = frozenset(
     "convert_element_type copy copy_p reduce_precision sharding_constraint mesh_cast reshard optimization_barrier "
-    "device_put pvary pcast psum psum2 psum_invariant pmean preferred_element_type layout_constraint".split()
+    "device_put pvary pcast psum psum2 psum_invariant layout_constraint name "
+    "pbroadcast preduced unreduced_psum reduced_vary_cast_p vary_unreduced_cast_p".split()
 )
 RANDOM = frozenset(
     "random_bits random_seed random_wrap random_unwrap random_fold_in random_split random_clone threefry2x32 "
@@ -39,7 +40,7 @@ REDUCTIONS = {"reduce_sum": 1.0, "reduce_max": 1.0, "reduce_min": 1.0, "argmax":
 BARRIERS = frozenset(
     "cumsum cumprod cummax cummin cumlogsumexp sort top_k approx_top_k conv_general_dilated reduce_window "
     "reduce_window_max reduce_window_sum ragged_dot ragged_dot_general fft cholesky triangular_solve lu qr eigh svd "
-    "all_to_all reduce_scatter ppermute pmax pmin".split()
+    "reduce reduce_window_min symmetric_product all_to_all reduce_scatter ppermute pmax pmin".split()
 )
 
 
@@ -152,6 +153,23 @@ def _same_axes(op: Op) -> Rule:
     return rule
 
 
+def _stack(low: Lowering, at: Equation) -> None:
+    new, rank = at.params["axis"], len(low.shape(at.outputs[0]))
+    axes = tuple(i if i < new else i - 1 if i > new else -1 for i in range(rank))
+    low.emit(at, Op.CONCAT, at.inputs, [axes] * len(at.inputs), axis=new)
+
+
+def _unstack(low: Lowering, at: Equation) -> None:
+    gone, rank = at.params["axis"], len(low.shape(at.inputs[0]))
+    for out in at.outputs:
+        low.emit(at, Op.LAYOUT, at.inputs, [tuple(i for i in range(rank) if i != gone)], [out])
+
+
+def _tile(low: Lowering, at: Equation) -> None:
+    axes = tuple(i if n == 1 else -1 for i, n in enumerate(at.params["reps"]))
+    low.emit(at, Op.LAYOUT, at.inputs, [axes])
+
+
 def _concatenate(low: Lowering, at: Equation) -> None:
     axes = identity(len(low.shape(at.outputs[0])))
     low.emit(at, Op.CONCAT, at.inputs, [axes] * len(at.inputs), axis=at.params["dimension"])
@@ -230,7 +248,8 @@ def _dot(low: Lowering, at: Equation) -> None:
 
 
 UPDATES = (
-    "scatter scatter-add scatter_add scatter-mul scatter_mul scatter-max scatter_max scatter-min scatter_min".split()
+    "scatter scatter-add scatter_add scatter-sub scatter-mul scatter_mul scatter-max scatter_max scatter-min "
+    "scatter_min".split()
 )
 
 RULES: dict[str, Rule] = {
@@ -256,11 +275,14 @@ RULES: dict[str, Rule] = {
     "rev": _same_axes(Op.LAYOUT),
     "pad": _same_axes(Op.MASK),
     "concatenate": _concatenate,
+    "stack": _stack,
+    "unstack": _unstack,
+    "tile": _tile,
     **dict.fromkeys(("all_gather", "all_gather_invariant", "all_gather_reduced"), _all_gather),
     "select_n": _select,
     **dict.fromkeys([*UPDATES, "dynamic_update_slice"], _update),
     "dot_general": _dot,
     "gather": gather,
     "dynamic_slice": dynamic_slice,
-    **dict.fromkeys(("iota", "axis_index", "empty", "create_token"), _made),
+    **dict.fromkeys(("iota", "axis_index", "platform_index", "empty", "zeros_like"), _made),
 }

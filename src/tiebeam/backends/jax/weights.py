@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tiebeam.backends.jax.measure import wide_enough
 from tiebeam.backends.jax.tree import is_abstract
 from tiebeam.core.draws import Block, Float32, blocks, draw_block
 from tiebeam.core.statistics import Distance, TableStatistics
@@ -180,7 +181,7 @@ def table_statistics(array: Array, vocab_axis: int) -> TableStatistics:
 def _row_facts(array: Any, vocab_axis: int) -> Any:
     """Square of the norm, smallest and largest entry of each row."""
     table = _matrix(array, vocab_axis)
-    wide = table.astype(jnp.promote_types(table.dtype, jnp.float32))
+    wide = table.astype(wide_enough(table.dtype))
     return jnp.sum(wide * wide, axis=1), jnp.min(wide, axis=1), jnp.max(wide, axis=1)
 
 
@@ -226,7 +227,7 @@ def _together(a: Array, b: Array) -> Array:
 @partial(jax.jit, static_argnums=(2, 3, 4))
 def _compare(a: Any, b: Any, axis_a: int, axis_b: int, rows: int) -> Any:
     x, y = _matrix(a, axis_a)[:rows], _matrix(b, axis_b)[:rows]
-    wide = jnp.promote_types(jnp.promote_types(x.dtype, y.dtype), jnp.float32)
+    wide = jnp.promote_types(wide_enough(x.dtype), wide_enough(y.dtype))
     p, q = x.astype(wide), y.astype(wide)
     # Compiled casts may be folded away; through the bits they cannot.
     casts = [jnp.all(_bits(x.astype(y.dtype)) == _bits(y)), jnp.all(_bits(y.astype(x.dtype)) == _bits(x))]
