@@ -146,3 +146,11 @@ class Untraced(nn.Module):
 def test_the_models_own_error_is_chained() -> None:
     with pytest.raises(tiebeam.InputError, match="a mistake in the model"):
         tiebeam.inspect(Untraced(), ids(), params={"params": tree()})
+
+
+def test_an_array_that_is_closed_over_is_no_table() -> None:
+    """Params are arguments: what the function holds itself is a constant of the program."""
+    table = tree()["table"]
+    report = tiebeam.inspect(lambda p, t: table[t] @ table.T * p["by"], ids(), params={"by": jnp.float32(1.0)})
+    assert not report.tables
+    assert {f.code for f in report.findings} == {"no-table"}

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from tests.jax.models.kit import VOCAB, WIDTH, Case, Truth, case, ids, layer_norm, normal, rms_norm
 
 ROOT = math.sqrt(WIDTH)
@@ -39,7 +40,7 @@ def on(
     more: Any = None,
     inputs: Any = None,
     table: str = "table",
-    numeric: bool = True,
+    staged: bool = True,
     **facts: Any,
 ) -> None:
     """Register a function made of three stages."""
@@ -57,7 +58,7 @@ def on(
             model, tree, (ids(),) if inputs is None else inputs(), Truth(**facts), tree, look, body, read, moved
         )
 
-    case(build, name, staged=numeric)
+    case(build, name, staged=staged)
 
 
 # -- looking up --
@@ -154,17 +155,17 @@ on("computed_constant", look=lambda p, t: look(p, t) * jnp.linspace(1.0, 3.0, 41
 on(
     "of_a_leaf",
     look=lambda p, t: look(p, t) * jnp.sqrt(jnp.mean(p["mid"] ** 2)),
-    numeric=False,
+    staged=False,
     lookup_factor=float(jnp.sqrt(jnp.mean(normal(1, WIDTH, WIDTH) ** 2))),
 )
-on("length_is_no_constant", look=lambda p, t: look(p, t) * t.shape[1] ** 0.5, lookup_factor=None, numeric=False)
+on("length_is_no_constant", look=lambda p, t: look(p, t) * t.shape[1] ** 0.5, lookup_factor=None, staged=False)
 on(
     "dropout",
     look=lambda p, t: (lambda x: jnp.where(jax.random.bernoulli(jax.random.key(0), 0.9, x.shape), x / 0.9, 0.0))(
         look(p, t) * 2.0
     ),
     lookup_factor=2.0,
-    numeric=False,
+    staged=False,
 )
 
 # -- reading out --
@@ -186,7 +187,7 @@ on(
     readout_bias=True,
     readout_factor=2.0,
 )
-on("masked_logits", read=lambda p, h: jnp.where(jnp.arange(VOCAB) < 30, read(p, h), -1e9), numeric=False)
+on("masked_logits", read=lambda p, h: jnp.where(jnp.arange(VOCAB) < 30, read(p, h), -1e9), staged=False)
 on("capped", read=lambda p, h: 30.0 * jnp.tanh(read(p, h) / 30.0), soft_cap=30.0)
 on("capped_and_scaled", read=lambda p, h: 20.0 * jnp.tanh(read(p, h) * 0.5 / 10.0), soft_cap=20.0, readout_factor=1.0)
 on(
@@ -195,7 +196,7 @@ on(
     soft_cap=30.0,
     readout_factor=1.0,
 )
-on("log_probabilities", read=lambda p, h: jax.nn.log_softmax(read(p, h) * 0.5), readout_factor=0.5, numeric=False)
+on("log_probabilities", read=lambda p, h: jax.nn.log_softmax(read(p, h) * 0.5), readout_factor=0.5, staged=False)
 on(
     "untied",
     read=lambda p, h: h @ p["head"],
@@ -205,7 +206,7 @@ on(
     readout_factor=None,
     partner="head",
     counts=(1, 0, 0),
-    numeric=False,
+    staged=False,
     normalized=False,
 )
 on(
@@ -216,7 +217,7 @@ on(
     readout_factor=None,
     partner="head",
     counts=(1, 0, 0),
-    numeric=False,
+    staged=False,
     normalized=False,
 )
 on(
@@ -226,12 +227,12 @@ on(
     readout_factor=None,
     partner="head",
     counts=(1, 0, 0),
-    numeric=False,
+    staged=False,
     normalized=False,
     more=lambda: {"head": normal(0, VOCAB, WIDTH) + normal(4, VOCAB, WIDTH, std=0.03)},
 )
-on("cut_readout", read=lambda p, h: h @ jax.lax.stop_gradient(p["table"]).T, state="cut", numeric=False)
-on("cut_lookup", look=lambda p, t: jax.lax.stop_gradient(look(p, t)), state="cut", numeric=False)
+on("cut_readout", read=lambda p, h: h @ jax.lax.stop_gradient(p["table"]).T, state="cut", staged=False)
+on("cut_lookup", look=lambda p, t: jax.lax.stop_gradient(look(p, t)), state="cut", staged=False)
 
 # -- bodies --
 on("checkpointed", body=jax.checkpoint(body), read=jax.checkpoint(read))
@@ -404,3 +405,39 @@ def sharded_over_one_device() -> Case:
     tree = params()
     tree["table"] = jax.device_put(tree["table"], NamedSharding(mesh, rows))
     return Case(model, tree, (ids(),), Truth(lookup_factor=3.0), tree)
+
+
+# -- odd primitives --
+@jax.custom_batching.custom_vmap
+def thrice(x: Any) -> Any:
+    return x * 3.0
+
+
+thrice.def_vmap(lambda size, batched, x: (x * 3.0, True))
+
+on("custom_batching", look=lambda p, t: thrice(look(p, t)), lookup_factor=3.0)
+on(
+    "named_checkpoint",
+    body=jax.checkpoint(
+        lambda p, x: checkpoint_name(body(p, checkpoint_name(x, "rows")), "hidden"),
+        policy=jax.checkpoint_policies.save_only_these_names("hidden"),
+    ),
+)
+on(
+    "by_platform",
+    look=lambda p, t: jax.lax.platform_dependent(look(p, t), cpu=lambda x: x * 2.0, default=lambda x: x * 2.0),
+    lookup_factor=2.0,
+)
+on("stacked_and_tiled", look=lambda p, t: jnp.stack([look(p, t)] * 2, 1)[:, 0] * 2.0, lookup_factor=2.0)
+on(
+    "branches_that_differ",
+    look=lambda p, t: jax.lax.cond(t[0, 0] > 3, lambda x: x * 2.0, lambda x: x * 3.0, look(p, t)),
+    lookup_factor=None,
+    staged=False,
+)
+on(
+    "known_branch",
+    look=lambda p, t: jax.lax.cond(True, lambda x: x * 2.0, lambda x: x * 3.0, look(p, t)),
+    lookup_factor=2.0,
+)
+on("random_mask_as_a_factor", body=lambda p, x: body(p, x * jax.random.bernoulli(jax.random.key(0), 0.9, x.shape)))
