@@ -63,8 +63,8 @@ def nothing():
     return None
 
 
-def triple():
-    return 1, 2, 3
+def quadruple():
+    return 1, 2, 3, 4
 
 
 def broken():

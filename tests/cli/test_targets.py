@@ -56,7 +56,7 @@ def test_meta_builds_without_memory_but_keeps_numbers(models: Path) -> None:
         ("lm:biuld", "Hint: did you mean 'build'"),
         ("lm:NeedsVocab", "a callable that must have vocab"),
         ("lm:nothing", "got: None"),
-        ("lm:triple", "got: a tuple of 3"),
+        ("lm:quadruple", "got: a tuple of 4"),
         ("lm:leaves", "got: SystemExit: 3"),
     ],
 )

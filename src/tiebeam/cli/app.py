@@ -100,7 +100,7 @@ def inspect_command(
 
         with stdout_kept_clean():
             found = _resolve(target, meta=meta, seed=seed)
-            report = tiebeam.inspect(found.model, found.inputs)
+            report = tiebeam.inspect(found.model, found.inputs, params=found.params)
         show(report, form or format_for(output), output)
         code = exit_code(report, fail_on)
     raise typer.Exit(code)

@@ -28,6 +28,7 @@ class Target:
     Attributes:
         model: Whatever the public calls accept.
         inputs: Example inputs, or None to have them made.
+        params: What a JAX model that holds no arrays is applied to, or None.
         weights: Where the weights come from: "file" (trained, perhaps), "random", "meta" or "code".
         notes: What the user should know about how it was built.
     """
@@ -36,6 +37,7 @@ class Target:
     inputs: Any = None
     weights: str = "code"
     notes: tuple[str, ...] = ()
+    params: Any = None
 
 
 def resolve(target: str, *, meta: bool = False, seed: int = 0) -> Target:
@@ -109,14 +111,15 @@ def _from_callable(target: str, *, meta: bool, seed: int) -> Target:
     _check_needs_nothing(found, target)
     with _user_code(target, f"'{target}' failed"), _building(meta, seed):
         made = found()
-    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if model is None or (isinstance(made, tuple) and len(made) != 2):
+    plain = type(made) is tuple
+    model, inputs, params = (*made, None, None)[:3] if plain else (made, None, None)
+    if model is None or (plain and len(made) not in (2, 3)):
         raise TargetError(
             f"'{target}' returned no model",
             got=f"a tuple of {len(made)}" if isinstance(made, tuple) else repr(made),
-            expected="a model, or a tuple (model, inputs)",
+            expected="a model, or a tuple (model, inputs), or (model, inputs, params) of a JAX model",
         )
-    return Target(model, inputs, weights="meta" if meta else "code")
+    return Target(model, inputs, weights="meta" if meta else "code", params=params)
 
 
 def _module(name: str) -> ModuleType:
@@ -158,7 +161,7 @@ def _check_needs_nothing(found: Callable[..., Any], target: str) -> None:
         raise TargetError(
             f"'{target}' cannot be called",
             got=f"a callable that must have {', '.join(needed)}",
-            expected="a callable without arguments that returns a model, or (model, inputs)",
+            expected="a callable without arguments that returns a model, (model, inputs) or (model, inputs, params)",
             hint="wrap it in a function that fills them in",
         )
 
