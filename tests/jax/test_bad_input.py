@@ -73,7 +73,7 @@ def test_a_function_that_asks_for_a_value() -> None:
         h = params["table"][tokens]
         return h @ params["table"].T if h.sum() > 0 else h
 
-    with pytest.raises(tiebeam.InputError, match="does not run"):
+    with pytest.raises(tiebeam.TraceError, match="asks for the value"):
         tiebeam.inspect(branching, ids(), params=tree())
 
 

@@ -16,7 +16,8 @@ def inspect(model: Any, inputs: Any = None, *, params: Any = None) -> Report:
     The model runs once on `inputs` and is watched: which parameter is gathered by token id, which one is
     multiplied into logits, and which constants the signal meets in between. Where a number in the program
     could be a size of the inputs, a second, shorter pass confirms that it is not. Parameters, buffers,
-    modes, hooks and random generators are as before.
+    modes, hooks and random generators are as before. Of a JAX model it is the jaxpr that is read; values are
+    computed where params have them.
 
     Args:
         model: A PyTorch `nn.Module`, on real, fake or meta tensors, wrapped or not; a Flax linen, Flax nnx or
@@ -34,7 +35,8 @@ def inspect(model: Any, inputs: Any = None, *, params: Any = None) -> Report:
         BackendError: `model` is no model of a framework that tiebeam knows.
         InputError: The model refuses the inputs (its own error is chained), or none could be made.
         ShapeError: A shared table does not fit one of its modules.
-        TraceError: On meta tensors, an operation needs activations to go on.
+        TraceError: On meta tensors, an operation needs activations to go on; a JAX function asks for the value of
+            an array.
 
     Example:
         >>> import torch, tiebeam

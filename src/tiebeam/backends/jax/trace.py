@@ -13,7 +13,7 @@ from tiebeam.backends.jax.lower import Frame, Lowering
 from tiebeam.backends.jax.measure import Wanted, evaluator, facts_of, wanted_of
 from tiebeam.backends.jax.tree import Slot, Tree, arrays_in, is_abstract, is_key
 from tiebeam.backends.protocol import RefusedError
-from tiebeam.errors import TiebeamError
+from tiebeam.errors import TiebeamError, TraceError
 from tiebeam.ir import Graph, Leaf, Origin
 
 VECTOR = 1 << 16  # elements of a vector whose uniformity is looked at
@@ -53,6 +53,7 @@ def program_of(held: Held, arrays: Sequence[Any], args: tuple[Any, ...], kwargs:
 
     Raises:
         RefusedError: The model raised; the cause is chained.
+        TraceError: It asks for the value of an array.
     """
     given = Tree((args, dict(kwargs)))
 
@@ -64,6 +65,13 @@ def program_of(held: Held, arrays: Sequence[Any], args: tuple[Any, ...], kwargs:
         closed = jax.make_jaxpr(flat)(list(arrays), given.arrays)
     except TiebeamError:
         raise
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+        raise TraceError(
+            f"{held.name} cannot be traced: it asks for the value of an array",
+            got=str(error).splitlines()[0],
+            expected="a function of arrays that jax.jit accepts",
+            hint="branch with jax.lax.cond, compute with jax.numpy, or pass the value as a Python number",
+        ) from error
     except Exception as error:
         raise RefusedError from error
     return Program(closed, given.arrays, given.names)
