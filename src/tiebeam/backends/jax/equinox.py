@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
+
 from tiebeam.backends.jax.held import scopes
 from tiebeam.backends.jax.tree import Slot, Tree
 from tiebeam.errors import InputError
@@ -25,10 +27,10 @@ class HeldEquinox:
                 hint="pass the module alone; for abstract ones, eqx.filter_eval_shape(make_model, key)",
             )
         self._tree = Tree(model)
-        self.slots = [Slot((n,), a, parameter=a.dtype.kind != "b") for n, a in self._named()]
-
-    def _named(self) -> list[tuple[str, Any]]:
-        return list(zip(self._tree.names, self._tree.arrays, strict=True))
+        self.slots = [
+            Slot((n,), a, parameter=bool(jnp.issubdtype(a.dtype, jnp.inexact)))  # as eqx.is_inexact_array has it
+            for n, a in zip(self._tree.names, self._tree.arrays, strict=True)
+        ]
 
     @property
     def name(self) -> str:

@@ -42,11 +42,6 @@ class HeldNnx:
         self.model, self._params = model, params
         self._structure, state = nnx.split(model)
         self._tree = Tree(state if params is None else params)
-        kinds = {id(v): v for _, v in paths_of(model)}
-        names: dict[int, list[str]] = {}
-        for path, variable in paths_of(model):
-            names.setdefault(id(variable), []).append(path)
-        by_path = {group[0]: (tuple(group), kinds[key]) for key, group in names.items()}
         own = Tree(state).names
         if len(own) != len(self._tree.names):
             raise InputError(
@@ -55,11 +50,17 @@ class HeldNnx:
                 expected=f"{len(own)}, as nnx.state(model) holds",
                 hint="pass nnx.state(model), or leave params out: the module holds its own",
             )
+        groups: dict[int, list[str]] = {}
+        variables: dict[str, Any] = {}
+        for path, variable in paths_of(model):
+            groups.setdefault(id(variable), []).append(path)
+            variables[path] = variable
         self.slots = []
         for name, array in zip(own, self._tree.arrays, strict=True):
-            several, variable = next(((g, v) for g, v in by_path.values() if name in g), ((name,), None))
-            ordered = (name, *(n for n in several if n != name))
-            self.slots.append(Slot(ordered, array, parameter=variable is None or isinstance(variable, nnx.Param)))
+            found = variables.get(name)
+            others = [n for n in groups.get(id(found), ()) if n != name]
+            parameter = found is None or isinstance(found, nnx.Param)
+            self.slots.append(Slot((name, *others), array, parameter=parameter))
 
     @property
     def name(self) -> str:
