@@ -172,7 +172,7 @@ def test_debug_shows_the_whole_chain(models: Path, run: Run) -> None:
 def test_a_fault_of_tiebeam_ends_with_2_and_asks_for_a_report(
     models: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiebeam, "inspect", lambda *_: 1 // 0, raising=False)
+    monkeypatch.setattr(tiebeam, "inspect", lambda *_, **__: 1 // 0, raising=False)
     ran = run("inspect", "lm:build")
     assert ran.code == 2
     assert "ZeroDivisionError" in ran.err

@@ -36,7 +36,7 @@ def main() -> None:
     params = {"table": jax.device_put(whole, NamedSharding(mesh, rows))}
     [table] = tiebeam.inspect(apply, ids, params=params).tables
     assert (table.state, table.vocab, table.lookup_factor, table.readout_factor) == ("tied", VOCAB, 4.0, 0.5), table
-    fresh, report = tiebeam.initialize_params(apply, ids, params)
+    fresh, _ = tiebeam.initialize_params(apply, ids, params)
     assert fresh["table"].sharding == params["table"].sharding
     assert len({s.data.shape for s in fresh["table"].addressable_shards}) == 1
     assert fresh["table"].addressable_shards[0].data.shape == (VOCAB // 2, WIDTH)
