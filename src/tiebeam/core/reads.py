@@ -1,21 +1,28 @@
 """All lookups and readouts of vocabulary tables in one pass: which of the many products is a head."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from tiebeam.core.chains import computed_from
 from tiebeam.core.roles import Read, lookup_at, products_at, reaches
+from tiebeam.core.source import source_of
 from tiebeam.core.walk import Forward
-from tiebeam.ir import Graph
+from tiebeam.ir import Graph, Op
 
 SMALL_SHARE = 0.25  # a table below a quarter of the largest, in rows or width, is no vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """All lookups and readouts of vocabulary tables, in order of execution."""
+    """All lookups and readouts of vocabulary tables, in order of execution.
+
+    Attributes:
+        hidden: By leaf key the name of an operation of unknown body that reads the table as well.
+    """
 
     lookups: tuple[Read, ...]
     readouts: tuple[Read, ...]
+    hidden: Mapping[int, str] = field(default_factory=dict)
 
 
 def find_reads(graph: Graph, flags: list[int]) -> Reads:
@@ -33,7 +40,20 @@ def find_reads(graph: Graph, flags: list[int]) -> Reads:
         tall = max(r.vocab for r in lookups)
         large = [r for r in foreign if r.vocab >= SMALL_SHARE * tall and r.vocab != r.width]
         heads = _heads(graph, flags, [r for r in large if reaches(graph, flags, r, plainly=True)], lookups, own)
-    return _vocabulary(lookups, sorted([*own, *heads], key=lambda r: r.node.index))
+    reads = _vocabulary(lookups, sorted([*own, *heads], key=lambda r: r.node.index))
+    return replace(reads, hidden=_hidden(graph, flags))
+
+
+def _hidden(graph: Graph, flags: list[int]) -> dict[int, str]:
+    """Tables that an operation of another library reads: nobody knows in which role."""
+    found: dict[int, str] = {}
+    for node in graph.nodes:
+        if node.op is Op.OPAQUE and node.foreign and graph.live[node.index]:
+            for i in range(len(node.inputs)):
+                source = source_of(graph, flags, node, i)
+                if source is not None:
+                    found.setdefault(source.leaf.key, node.label)
+    return found
 
 
 class _Kin:

@@ -89,6 +89,11 @@ def judge(groups: list[Group], compare: Compare, declares: Declares, *, meta: bo
     for group in groups:
         if group in whole:
             continue
+        hidden = next((u.hidden for u in group.uses if u.hidden), "")
+        if hidden:
+            group.state = "unknown"
+            group.notes += [f"{hidden}, whose body is unknown, reads it too: in which role cannot be seen"]
+            continue
         others = [g for g in groups if g is not group and (g in whole or _complement(g, group))]
         fitting = [g for g in others if _fits(g, group)]
         if not fitting:

@@ -57,7 +57,8 @@ def _refs(args: Any) -> list[Ref]:
 
 def _opaque(low: Lowering, record: Record) -> None:
     refs = _refs((record.args, tuple(record.kwargs.values())))
-    low.emit(Op.OPAQUE, refs, [None] * len(refs), record.outputs)
+    foreign = "." in record.schema.name  # a namespace of its own
+    low.emit(Op.OPAQUE, refs, [None] * len(refs), record.outputs, foreign=foreign)
 
 
 def _rest(low: Lowering, record: Record) -> None:

@@ -33,6 +33,8 @@ def tie_findings(c: Context) -> Iterator[Finding]:
             if pair not in told:
                 told.add(pair)
                 yield from _pair(c, table)
+        elif table.state == "unknown":
+            yield Finding("state-unknown", "info", table.name, "; ".join(table.notes))
         elif table.state == "untied":
             role = "lookup" if table.lookups else "readout"
             yield Finding("untied", "info", table.name, f"it is read as a {role} only: {'; '.join(table.notes)}")
