@@ -20,7 +20,7 @@ from tiebeam.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from tiebeam.cli.targets import Target
+    from tiebeam.cli.target import Target
 
 app = typer.Typer(
     add_completion=False,

@@ -1,6 +1,5 @@
 """From the word on the command line to a model: `module:callable`, a folder or file, a model type, `hf:`."""
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -9,33 +8,16 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tiebeam.cli.target import Target, near
 from tiebeam.errors import TargetError
 
 _CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _EXPECTED = "module:callable, a folder or file with a Hugging Face config.json, a model type, or hf:org/name"
-
-
-@dataclass(frozen=True)
-class Target:
-    """A model, ready to be looked at.
-
-    Attributes:
-        model: Whatever the public calls accept.
-        inputs: Example inputs, or None to have them made.
-        weights: Where the weights come from: "file" (trained, perhaps), "random", "meta" or "code".
-        notes: What the user should know about how it was built.
-    """
-
-    model: Any
-    inputs: Any = None
-    weights: str = "code"
-    notes: tuple[str, ...] = ()
 
 
 def resolve(target: str, *, meta: bool = False, seed: int = 0) -> Target:
@@ -67,18 +49,6 @@ def resolve(target: str, *, meta: bool = False, seed: int = 0) -> Target:
     from tiebeam.cli.transformers_target import from_model_type
 
     return from_model_type(target, meta=meta, seed=seed)
-
-
-def near(name: str, known: list[str]) -> str:
-    """A hint that names what may have been meant, or "" where nothing is close.
-
-    Example:
-        >>> near("gtp2", ["gpt2", "llama"])
-        "did you mean 'gpt2'?"
-    """
-    lowered = {k.lower(): k for k in known}
-    close = [lowered[m] for m in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.6)]
-    return f"did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def _missing(target: str) -> str:

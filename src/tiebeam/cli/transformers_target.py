@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tiebeam.cli.building import on_meta, seeded
-from tiebeam.cli.targets import Target, near
+from tiebeam.cli.target import Target, near
 from tiebeam.errors import TargetError
 
 MOST_PARAMETERS = 2_000_000_000
