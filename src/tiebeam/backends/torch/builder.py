@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tiebeam.backends.torch.ledger import Draft, Implied, Ledger
+from tiebeam.backends.torch.ledger import Draft, Implied, Ledger, uniform_number
 from tiebeam.backends.torch.record import Record, Ref
 from tiebeam.backends.torch.views import view_axes
 from tiebeam.ir import Axes, Node, Op, Origin, Value
@@ -37,6 +37,7 @@ class Lowering:
 
     def __init__(self, ledger: Ledger) -> None:
         self.drafts = ledger.drafts
+        self.leaves = ledger.tensors
         self.nodes: list[Node] = []
         self.producers: dict[int, int] = {}
         self.literals: dict[float, int] = {}
@@ -60,6 +61,8 @@ class Lowering:
     ) -> int:
         """Append a node; `inputs` are arguments of the record, or (value, attached) pairs."""
         operands = [a if isinstance(a, tuple) else self.operand(a) for a in inputs]
+        if op in (Op.MUL, Op.DIV):
+            self._uniform(operands)
         index = len(self.nodes)
         self.nodes.append(
             Node(
@@ -78,6 +81,13 @@ class Lowering:
         for v in outputs:
             self.producers[v] = index
         return outputs[0]
+
+    def _uniform(self, operands: list[tuple[int, bool | None]]) -> None:
+        """Look whether a leaf vector that multiplies is one number throughout; others are never asked about."""
+        for v, _ in operands:
+            t = self.leaves.get(v)
+            if t is not None and self.drafts[v].number is None:
+                self.drafts[v].number = uniform_number(t)
 
     def temporary(self, shape: Sequence[int], like: int) -> int:
         """A value between two nodes that one framework operation stands for."""

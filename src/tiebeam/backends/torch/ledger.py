@@ -34,15 +34,15 @@ def span(g: Geometry) -> tuple[int, int]:
     return offset, offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
 
 
-def leaf_number(t: torch.Tensor) -> dict[str, Any]:
-    """`number_of`, and for a vector the number that all its elements equal, if so."""
-    if 1 < t.numel() == max(t.shape, default=0) <= VECTOR and t.is_floating_point() and type(t) in _PLAIN:
-        if t.device.type == "meta":
-            return {}
-        with _disable_current_modes():
-            low, high = torch.aminmax(t.detach())
-            return {"number": float(low)} if bool(low == high) else {}
-    return number_of(t)
+def uniform_number(t: torch.Tensor) -> float | None:
+    """The number that all elements of a vector equal, or None."""
+    if not 1 < t.numel() == max(t.shape, default=0) <= VECTOR or not t.is_floating_point() or type(t) not in _PLAIN:
+        return None
+    if t.device.type == "meta":
+        return None
+    with _disable_current_modes():
+        low, high = torch.aminmax(t.detach())
+        return float(low) if bool(low == high) else None
 
 
 def number_of(t: torch.Tensor) -> dict[str, Any]:
@@ -101,6 +101,7 @@ class Ledger:
         self.loose: dict[int, tuple[int, torch.Tensor]] = {}  # tensors without a storage, held
         self.leaves: dict[str, Leaf] = {}
         self.implied: list[Implied] = []
+        self.tensors: dict[int, torch.Tensor] = {}  # leaves by value: which one is asked for is known later
 
     def storage(self, t: torch.Tensor) -> Storage | None:
         try:
@@ -186,10 +187,11 @@ class Ledger:
                 fetched = id(t) not in self.names.residents
                 leaf = Leaf(names, len(self.drafts), storage.key, span(g), t.requires_grad, is_parameter, fetched)
             self.leaves.update(dict.fromkeys(names, leaf))
-            value = self.add(g, Origin.LEAF, leaf=leaf, **leaf_number(t))
+            value = self.add(g, Origin.LEAF, leaf=leaf, **number_of(t))
         if names or is_parameter:
             self.names.held[id(t)] = t
             self.objects[id(t)] = (value, storage, storage.version)
+            self.tensors[value] = t
         storage.current.setdefault(g, value)
         return value
 

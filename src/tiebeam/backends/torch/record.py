@@ -55,6 +55,11 @@ class Recorder(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No wrapper against the compiler: the pass is eager, and the wrapper would load the compiler (seconds)."""
+        return False
+
     def __init__(self, ledger: Ledger, measures: Measures, protect: dict[int, torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
