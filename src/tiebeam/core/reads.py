@@ -27,7 +27,8 @@ class Reads:
 
 def find_reads(graph: Graph, flags: list[int]) -> Reads:
     """Lookups first; readouts are looked for among products that could belong to them."""
-    lookups = [r for node in graph.nodes if (r := lookup_at(graph, flags, node)) is not None]
+    used = [n for n in graph.nodes if graph.live[n.index]]
+    lookups = [r for node in used if (r := lookup_at(graph, flags, node)) is not None]
     if not lookups:
         return Reads((), ())
     kin = _Kin(lookups)
@@ -41,17 +42,17 @@ def find_reads(graph: Graph, flags: list[int]) -> Reads:
         large = [r for r in foreign if r.vocab >= SMALL_SHARE * tall and r.vocab != r.width]
         heads = _heads(graph, flags, [r for r in large if reaches(graph, flags, r, plainly=True)], lookups, own)
     reads = _vocabulary(lookups, sorted([*own, *heads], key=lambda r: r.node.index))
-    return replace(reads, hidden=_hidden(graph, flags))
+    return replace(reads, hidden=_hidden(graph, flags, kin))
 
 
-def _hidden(graph: Graph, flags: list[int]) -> dict[int, str]:
-    """Tables that an operation of another library reads: nobody knows in which role."""
+def _hidden(graph: Graph, flags: list[int], kin: "_Kin") -> dict[int, str]:
+    """Looked-up tables that an operation of unknown body reads as well: nobody knows in which role."""
     found: dict[int, str] = {}
     for node in graph.nodes:
-        if node.op is Op.OPAQUE and node.foreign and graph.live[node.index]:
+        if node.op is Op.OPAQUE and graph.live[node.index]:
             for i in range(len(node.inputs)):
                 source = source_of(graph, flags, node, i)
-                if source is not None:
+                if source is not None and source.leaf.key in kin.axes:
                     found.setdefault(source.leaf.key, node.label)
     return found
 
@@ -114,6 +115,6 @@ def _vocabulary(lookups: list[Read], readouts: list[Read]) -> Reads:
     def stays(r: Read) -> bool:
         if r.source.leaf.key in kept or r.source.leaf.storage in kept:
             return True
-        return r.vocab >= SMALL_SHARE * tall and r.width >= SMALL_SHARE * wide
+        return r.vocab >= SMALL_SHARE * tall and r.width > SMALL_SHARE * wide
 
     return Reads(tuple(r for r in lookups if stays(r)), tuple(readouts))

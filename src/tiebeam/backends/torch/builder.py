@@ -130,9 +130,11 @@ class Lowering:
         axes: list[Axes | None] = [view_axes(self.drafts[item.sources[0]].geometry, out)]
         op = Op.LAYOUT
         if item.kind == "update":
-            op, axes = Op.UPDATE, [*axes, None]
+            part = self.drafts[item.sources[1]].geometry
+            there = view_axes(out, part)  # where each axis of the part lies in the whole
+            op, axes = Op.UPDATE, [*axes, tuple(there.index(k) if k in there else -1 for k in range(len(out[1])))]
         # `.data` and friends leave autograd's sight: the reader's own flag says whether a gradient flows.
-        pairs = [(v, None) for v in item.sources[: len(axes)]]
+        pairs = [(v, None) for v in item.sources]
         self.emit(op, pairs, axes, [item.output], label=f"implied {item.kind}")
 
     def values(self) -> tuple[Value, ...]:

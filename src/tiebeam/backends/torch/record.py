@@ -54,6 +54,7 @@ class Recorder(TorchDispatchMode):
     """
 
     supports_higher_order_operators = True
+    decomposes = True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -74,6 +75,11 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         schema = schema_of(func)
+        if schema.composite and self.decomposes:  # reached whole only where autograd is off (inference tensors)
+            with self:
+                out = func.decompose(*args, **(kwargs or {}))
+            if out is not NotImplemented:
+                return out
         read: list[int] = []
         refs = self._refs(args, read)
         named = {k: self._refs((v,), read)[0] for k, v in kwargs.items()} if kwargs else {}
@@ -85,8 +91,6 @@ class Recorder(TorchDispatchMode):
             self.records += self.ledger.implied
             self.ledger.implied.clear()
         self.follow(read, func, args, kwargs or {}, out)
-        for t in written:
-            self.ledger.wrote(t)
         outputs = self._outputs(schema, read, out, written)
         if outputs:
             self.records.append(Record(schema, refs, named, outputs, self.modules[-1], torch.is_grad_enabled()))
@@ -141,12 +145,18 @@ class Recorder(TorchDispatchMode):
             self.saved.append((original, original.detach().clone()))
 
     def _outputs(self, schema: Schema, read: list[int], out: Any, written: Sequence[torch.Tensor]) -> tuple[int, ...]:
-        results = [out] if isinstance(out, torch.Tensor) else tensors_in(out) or written
-        if not results:
-            return ()
+        results = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
         ledger = self.ledger
         places = [ledger.place(t) for t in results]
-        if not written and all(s is not None and s.current.get(g) in read for s, g in places):
+        changed = {id(ledger.storage(t)) for t in written}
+        for t in written:  # what is written and not returned: running statistics, `out=` of some operations
+            place = ledger.place(t)
+            if all(place[0] is not s for s, _ in places):
+                results.append(t)
+                places.append(place)
+        if not results:
+            return ()
+        if not written and all(s is not None and s.fresh(g) in read for s, g in places):
             return ()  # a pure alias: detach, alias, lift_fresh, expand to the same shape
         from_nothing = schema.name in MADE_FROM_NOTHING
         varying = schema.random
@@ -157,7 +167,7 @@ class Recorder(TorchDispatchMode):
         outputs = []
         for t, place in zip(results, places, strict=True):
             facts = {} if varying else self.facts(t)
-            value = ledger.output(t, place, origin, varying, **facts)
+            value = ledger.output(t, place, origin, varying, written=id(place[0]) in changed, **facts)
             self.made(t, value)
             outputs.append(value)
         return tuple(outputs)

@@ -130,7 +130,7 @@ def _finish(
         rms=measures.rms,
         cosine=measures.cosine,
         logit_std=measures.logit_std,
-        repeats=_repeats(given),
+        repeats=measures.repeats,
         meta=meta,
         notes=tuple(f"{op} was answered without activations" for op in dict.fromkeys(recorder.answers)),
     )
@@ -165,13 +165,3 @@ def _run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
         raise
     except Exception as error:
         raise RefusedError from error
-
-
-def _repeats(given: list[torch.Tensor]) -> float | None:
-    """Share of positions whose next token is the same token, in the first integer input."""
-    for t in given:
-        if not t.is_floating_point() and t.dtype != torch.bool and t.ndim >= 1 and t.shape[-1] > 1:
-            if t.device.type == "meta" or type(t) is not torch.Tensor:
-                return None
-            return float((t[..., 1:] == t[..., :-1]).float().mean())
-    return None

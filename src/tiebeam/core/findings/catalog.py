@@ -25,6 +25,7 @@ CATALOG = (
     Entry("config-scopes-disagree", "warning", "the tie flag differs between scopes of a nested config"),
     Entry("constant-rows", "warning", "all entries of the table are one number: tokens cannot be told apart"),
     Entry("copy-not-tie", "warning", "two tables hold equal values in separate memory and will drift apart"),
+    Entry("dead-logits", "error", "the readout factor is zero or infinite"),
     Entry("drifted", "warning", "two tables are close, or declared tied, but differ"),
     Entry("dtype-mixed", "info", "the table has another dtype than the rest of the model"),
     Entry("empty-table", "warning", "the table has no rows"),

@@ -62,7 +62,7 @@ def _logits(c: Context, t: Table) -> Iterator[Finding]:
     if s > LOGITS_WARNING:
         loss = t.predicted.initial_loss or (t.predicted.initial_loss_range or (None, None))[1]
         first = (
-            "" if loss is None else f", so the first loss is about {loss:.1f} where ln V is {t.predicted.log_vocab:.1f}"
+            "" if loss is None else f", so the first loss is about {loss:.4g} where ln V is {t.predicted.log_vocab:.1f}"
         )
         yield Finding(
             "init-scale", "error" if s > LOGITS_ERROR else "warning", t.name,
@@ -101,6 +101,12 @@ def _lookup(c: Context, t: Table) -> Iterator[Finding]:
 
 
 def _factors(t: Table) -> Iterator[Finding]:
+    if t.readout_factor is not None and (t.readout_factor == 0 or not math.isfinite(t.readout_factor)):
+        yield Finding(
+            "dead-logits", "error", t.name,
+            f"the readout factor is {t.readout_factor:g}: no logit depends on the input",
+            hint="look for a multiplication by 0, or by a number that its dtype cannot hold",
+        )  # fmt: skip
     for note in t.notes:
         if note.startswith(("lookup_factor", "readout_factor")):
             yield Finding("factor-unknown", "info", t.name, f"{note}; mode='empirical' measures what it does")

@@ -20,7 +20,7 @@ def tie_findings(c: Context) -> Iterator[Finding]:
             "no-table",
             "info",
             "",
-            "no lookup by token id was executed in this pass: there is no table to speak of",
+            "no lookup of a matrix by token id was seen in this pass: there is no table to speak of",
         )
     told: set[frozenset[str]] = set()
     for table in c.tables:
