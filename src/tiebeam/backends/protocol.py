@@ -63,7 +63,9 @@ class Model(Protocol):
         """The same arguments at other lengths and with other values, best first."""
         ...
 
-    def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False) -> Any:
+    def trace(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False, seed: int | None = None
+    ) -> Any:
         """One forward pass, leaving the model as it was; `logits` measures their std too."""
         ...
 
@@ -101,8 +103,16 @@ class Model(Protocol):
         """Draw the table anew."""
         ...
 
-    def zero(self, traced: Any, names: Sequence[str]) -> tuple[str, ...]:
-        """Set parameters to zero; the names that were."""
+    def keep(self, traced: Any, leaf: Leaf) -> Callable[[], None]:
+        """Copy a table; the result puts it back."""
+        ...
+
+    def zero_rows(self, traced: Any, leaf: Leaf, vocab_axis: int) -> tuple[int, ...]:
+        """Rows that are to stay zero."""
+        ...
+
+    def zero(self, names: Sequence[str]) -> tuple[tuple[str, ...], Callable[[], None]]:
+        """Set trainable parameters to zero: the names that were, and what puts them back."""
         ...
 
     def fixes(self) -> Fixes:

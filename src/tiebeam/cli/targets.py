@@ -28,7 +28,7 @@ def resolve(target: str, *, meta: bool = False, seed: int = 0) -> Target:
             model type, or `hf:org/name` with an optional `@revision`. Only the first runs code that is
             not installed; nothing is ever unpickled.
         meta: Build without memory for the weights.
-        seed: Of random weights.
+        seed: Of random weights, below 2**32.
 
     Raises:
         TargetError: The target names nothing, or what it names cannot be built.
@@ -67,7 +67,9 @@ def _path_hint(target: str) -> str:
 
 def _from_callable(target: str, *, meta: bool, seed: int) -> Target:
     module_name, _, path = target.partition(":")
-    found = _attribute(_module(module_name), path, target)
+    with _building(False, seed):  # a module may build its model when it is imported
+        module = _module(module_name)
+    found = _attribute(module, path, target)
     if _is_model_itself(found):
         if meta:
             raise TargetError(
@@ -162,11 +164,8 @@ def _explained(error: BaseException, target: str) -> str:
 
 @contextmanager
 def _building(meta: bool, seed: int) -> Iterator[None]:
-    """Seed and, for `meta`, make tensors without memory, where torch is there to ask."""
-    if "torch" not in sys.modules and not (meta and find_spec("torch")):
-        yield
-        return
+    """Seed the generators and, for `meta`, make tensors without memory, where torch is there to ask."""
     from tiebeam.cli.building import on_meta, seeded
 
-    with seeded(seed), on_meta() if meta else nullcontext():
+    with seeded(seed), on_meta() if meta and find_spec("torch") else nullcontext():
         yield

@@ -129,6 +129,9 @@ def _pair(group: Group, fitting: list[Group], compare: Compare, declares: Declar
         else:
             group.state = "untied"
             group.notes += ["no values to compare it with its partner by"] if meta else []
+    elif distance.equal and all(leaf.fetched for g in (group, other) for leaf in g.leaves):
+        group.state = "unknown"
+        group.notes += ["a wrapper fetched both tables for the pass, with equal values: one table or two is not seen"]
     elif distance.equal:
         group.state = "copy"
     elif relative < DRIFTED or asked:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tiebeam.backends.torch.keep import Keeper
 from tiebeam.backends.torch.ledger import Implied, Ledger, number_of
 from tiebeam.backends.torch.measure import Measures
 from tiebeam.backends.torch.schema import WRITES_UNSAID, Schema, schema_of
@@ -50,7 +51,7 @@ class Recorder(TorchDispatchMode):
     """Fills `records`; `ledger` knows the values.
 
     Args:
-        protect: Parameters and buffers by storage address: cloned before their first write.
+        keeper: Told of everything that is about to be written.
     """
 
     supports_higher_order_operators = True
@@ -61,14 +62,13 @@ class Recorder(TorchDispatchMode):
         """No wrapper against the compiler: the pass is eager, and the wrapper would load the compiler (seconds)."""
         return False
 
-    def __init__(self, ledger: Ledger, measures: Measures, protect: dict[int, torch.Tensor]) -> None:
+    def __init__(self, ledger: Ledger, measures: Measures, keeper: Keeper) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
         self.measures = measures
         self.records: list[Record | Implied] = []
         self.modules: list[str] = [""]
-        self.protect = protect
-        self.saved: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.keeper = keeper
         self.answers: list[str] = []  # operations whose result was made up (meta tensors)
         self.autograd = True  # False where flags say nothing: TorchScript differentiates by itself
         self.items = False  # a number was read out of a tensor that an input reached
@@ -131,18 +131,8 @@ class Recorder(TorchDispatchMode):
         said = [args[i] for i in schema.writes if i < len(args)]
         written = tensors_in(said + [named[n] for n in schema.writes_names if n in named])
         for t in [*written, *unsaid]:
-            self._keep(t)
+            self.keeper.before_write(t)
         return written
-
-    def _keep(self, t: torch.Tensor) -> None:
-        """Clone a parameter or buffer before its first write, so that the pass leaves it as it was."""
-        try:
-            address = t.untyped_storage()._cdata
-        except (NotImplementedError, RuntimeError):
-            return
-        original = self.protect.pop(address, None)
-        if original is not None:
-            self.saved.append((original, original.detach().clone()))
 
     def _outputs(self, schema: Schema, read: list[int], out: Any, written: Sequence[torch.Tensor]) -> tuple[int, ...]:
         results = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))

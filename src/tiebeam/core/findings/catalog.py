@@ -50,6 +50,7 @@ CATALOG = (
     Entry("padded-vocabulary", "info", "the table has more rows than the config has tokens"),
     Entry("reparametrized-role", "warning", "one role reads the table through a mask or reparametrisation"),
     Entry("rounded-factor", "info", "a factor of sqrt(width) was rounded to a narrow dtype"),
+    Entry("scale-unsure", "info", "the logits would be too large for a fresh table, and this one may be trained"),
     Entry("several-names", "info", "the table has several names: savers and loaders must agree on one"),
     Entry("split-devices", "warning", "a device map puts the two ends of one table on different devices"),
     Entry("state-unknown", "info", "whether two tables are tied cannot be told"),

@@ -146,7 +146,7 @@ def _names(c: Context, t: Table) -> Iterator[Finding]:
         yield Finding(
             "several-names", "info", t.name,
             f"one table under {len(t.names)} names ({', '.join(t.names)}): a state dict lists it {len(t.names)} times, "
-            f"safetensors wants one, and a loader must know that the others are {t.name!r}",
+            f"safetensors wants one, and a loader must know that all of them are {t.name!r}",
         )  # fmt: skip
     if t.state == "tied" and len(t.names) == 1:
         home = t.name.rpartition(".")[0]
