@@ -18,7 +18,7 @@ from tiebeam.core.tables import build_tables
 from tiebeam.errors import InputError, ShapeError, TraceError
 
 OTHER_SEED = 0x7EA  # of the confirming pass: what is drawn must not come out the same
-TRIES = 4  # other lengths to try before giving up on a second pass
+TRIES = 5  # other lengths to try before giving up on a second pass
 
 
 class UnloadedError(InputError):

@@ -51,7 +51,9 @@ FormatOpt = Annotated[
 OutputOpt = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report there instead.")
 ]
-SeedOpt = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Of random weights, of dropout, and of draws.")]
+SeedOpt = Annotated[
+    int, typer.Option("--seed", min=0, max=2**32 - 1, help="Of random weights, of dropout, and of draws.")
+]
 DebugOpt = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 

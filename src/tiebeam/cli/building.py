@@ -1,7 +1,6 @@
 """The circumstances under which models are built and run: a seed, and no memory where none is wanted."""
 
 import random
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec

@@ -23,7 +23,8 @@ def scale_findings(c: Context) -> Iterator[Finding]:
             continue
         if table.finite is False:
             yield Finding(
-                "non-finite", "error", table.name, "the table holds NaN or infinity, and so will every row and logit made with them",
+                "non-finite", "error", table.name, "the table holds NaN or infinity: so will the "
+                "rows and logits made with them",
                 fix=c.fixes.initialize(), hint="load it again, or initialise it",
             )  # fmt: skip
             continue
