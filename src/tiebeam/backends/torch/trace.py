@@ -102,7 +102,13 @@ def _trace(
         if isinstance(recorder, MetaRecorder):
             recorder.give(t, inputs[-1])
     try:
-        with fake or nullcontext(), neutral(model, seed, drop=drop), module_paths(model, recorder.modules), recorder:
+        with (
+            fake or nullcontext(),
+            neutral(model, seed, drop=drop),
+            module_paths(model, recorder.modules),
+            _no_collection(),
+            recorder,
+        ):
             result = _run(model, args, kwargs)
     finally:
         keeper.restore()
@@ -112,7 +118,10 @@ def _trace(
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Building a graph makes thousands of small objects: collections in between would scan the whole process."""
+    """Recording makes thousands of small objects: a collection in between would scan the whole process.
+
+    What frees activations is their reference count, as ever.
+    """
     was = gc.isenabled()
     gc.disable()
     try:
