@@ -112,9 +112,8 @@ def _lookup(c: Context, t: Table) -> Iterator[Finding]:
         fix += "\n" + c.fixes.initialize()
     yield Finding(
         "lookup-small", "info", t.name,
-        f"{small}; multiplying them by sqrt(width) = {root:.4g} serves both roles. It also lets the model see its own "
-        "input first, so that the first loss rises and is unlearned in some tens of steps; learned positions must "
-        "grow with it",
+        f"{small}; multiplying them by sqrt(width) = {root:.4g} serves both roles. The model then first predicts its "
+        "own input: the first loss is higher for some tens of steps",
         fix=fix, hint="multiply the looked-up rows by sqrt(width) in forward",
     )  # fmt: skip
 
