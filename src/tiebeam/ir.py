@@ -124,6 +124,7 @@ class Node(NamedTuple):
         axis: The axis of operand 0 that GATHER, SOFTMAX, CONCAT or LOSS work along.
         degree: f(t*x) = t**degree * f(x) for t > 0, where that holds; else None.
         sums: REDUCE adds up, unscaled.
+        foreign: OPAQUE, and from outside the framework: a custom operation.
         label: The framework's name of the operation, for messages.
         where: Path of the module whose forward ran it.
         outputs: Value ids; axes speak of the first.
@@ -139,6 +140,7 @@ class Node(NamedTuple):
     axis: int = -1
     degree: float | None = None
     sums: bool = False
+    foreign: bool = False
     attached: tuple[bool | None, ...] = ()
     recorded: bool = True
 

@@ -2,10 +2,13 @@
 
 import json
 import os
+import random
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,7 +18,8 @@ from typer.testing import CliRunner
 
 import tiebeam
 from tiebeam.cli.app import app
-from tiebeam.cli.output import FailOn, Format, exit_code, format_for
+from tiebeam.cli.building import PASS, seeded
+from tiebeam.cli.output import FailOn, Format, exit_code, format_for, write_text
 from tiebeam.cli.targets import resolve
 from tiebeam.core.report import Finding, Report
 
@@ -122,6 +126,92 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_model_is_built(mo
     ran = run("inspect", "lm:broken", "-o", "nowhere/r.json")
     assert ran.code == 2
     assert "the file 'nowhere/r.json' cannot be written" in ran.err
+
+
+@pytest.mark.parametrize("target", ["lm:drops", "lm:ready"])
+def test_one_seed_fixes_random_weights_and_dropout(models: Path, run: Run, target: str) -> None:
+    """Repeated in one process, whose own generator moves on between the runs."""
+    reports = []
+    for seed in (0, 0, 1):
+        torch.rand(3)
+        sys.modules.pop("lm", None)
+        reports.append(run("inspect", target, "--seed", seed, "--format", "json").out)
+    assert reports[0] == reports[1] != reports[2]
+
+
+def test_dropout_does_not_repeat_the_numbers_that_the_weights_came_from() -> None:
+    drawn = []
+    for part in (0, PASS, PASS):
+        before = torch.get_rng_state()
+        with seeded(3, part=part):
+            drawn.append((random.random(), float(np.random.rand()), torch.rand(1).item()))  # noqa: NPY002
+        assert torch.equal(torch.get_rng_state(), before)
+    assert drawn[1] == drawn[2]
+    assert all(a != b for a, b in zip(drawn[0], drawn[1], strict=True))
+
+
+def test_a_seed_that_no_generator_takes_is_a_wrong_command_line(run: Run) -> None:
+    assert run("inspect", "gpt2", "--seed", 2**32).code == 2
+
+
+def test_a_suffix_of_no_format_is_refused_before_the_model_is_built(models: Path, run: Run) -> None:
+    ran = run("inspect", "lm:broken", "-o", "rep.xyz")
+    assert ran.code == 2
+    assert "'rep.xyz' does not tell its format\n  got: the suffix .xyz" in ran.err
+    assert run("inspect", "lm:build", "-o", "rep.xyz", "--format", "json").code == 0
+    assert json.loads((models / "rep.xyz").read_text())["tables"]
+
+
+# --- where a report goes ---
+
+
+def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
+    target, link = tmp_path / "deep" / "target.md", tmp_path / "link.md"
+    target.parent.mkdir()
+    target.write_text("old")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    write_text(link, "new")
+    assert (link.is_symlink(), target.read_text()) == (True, "new")
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+    assert [p.name for p in target.parent.iterdir()] == ["target.md"]
+
+
+def test_a_link_to_nothing_makes_its_target(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    write_text(tmp_path / "link", "new")
+    assert ((tmp_path / "link").is_symlink(), (tmp_path / "target").read_text()) == (True, "new")
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_text(pipe, "new")
+        assert os.read(reader, 16) == b"new"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_a_device_is_written_to_and_stays() -> None:
+    write_text(Path(os.devnull), "new")
+    assert Path(os.devnull).is_char_device()
+
+
+@pytest.mark.slow
+def test_a_report_to_standard_output_goes_there_also_where_that_is_appended_to_a_file(models: Path) -> None:
+    args = ["inspect", "lm:build_with_inputs", "-o", "/dev/stdout", "--format", "markdown"]
+    assert process(*args, cwd=models).stdout.startswith("#")
+    path = os.pathsep.join(p for p in sys.path if p)
+    (models / "log").write_text("before\n")
+    with (models / "log").open("a") as log:
+        subprocess.run(
+            [sys.executable, "-m", "tiebeam.cli", *args],
+            stdout=log, stderr=subprocess.PIPE, check=True, cwd=models, env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+    assert (models / "log").read_text().startswith("before\n# ")
 
 
 def test_inputs_are_made_where_a_function_gives_none(models: Path, run: Run) -> None:

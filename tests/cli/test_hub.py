@@ -95,7 +95,13 @@ def test_without_the_hub_the_message_says_what_to_do(
     done = inspect(name, tmp_path, **env)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("TargetError: ")
+    assert len(done.stderr.splitlines()) <= 4
+
+
+def test_a_config_in_the_cache_serves_where_the_hub_does_not_answer(endpoint: str, tmp_path: Path) -> None:
+    assert inspect("tiny/gpt2", tmp_path, HF_ENDPOINT=endpoint).returncode == 0
+    assert inspect("tiny/gpt2", tmp_path, HF_ENDPOINT="http://127.0.0.1:9").returncode == 0
 
 
 def test_an_unknown_repository_is_said_to_be_unknown(endpoint: str, tmp_path: Path) -> None:

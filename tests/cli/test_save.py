@@ -116,6 +116,25 @@ def test_an_empty_folder_is_filled_and_a_full_one_refused(tmp_path: Path) -> Non
     assert (out / "model.safetensors").read_bytes() == before
 
 
+def test_a_link_to_an_empty_folder_stays_and_the_folder_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "deep" / "out").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "deep" / "out")
+    save(Parts(), REPORT, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(p.name for p in (tmp_path / "deep" / "out").iterdir()) == ["config.json", "model.safetensors"]
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["out"]
+
+
+def test_the_current_folder_is_filled_and_stays_the_same_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = tmp_path.stat().st_ino
+    save(Parts(), REPORT, Path())
+    assert tmp_path.stat().st_ino == before
+    assert Path("model.safetensors").exists()
+
+
 def test_force_replaces_files_of_the_same_names_and_leaves_others(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()

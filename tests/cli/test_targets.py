@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tiebeam.cli.targets import Target, near, resolve
+from tiebeam.cli.target import Target, near
+from tiebeam.cli.targets import resolve
 from tiebeam.errors import TargetError
 
 

@@ -174,6 +174,57 @@ def test_billions_of_random_weights_are_not_made_without_being_asked_for() -> No
         resolve("llama")
 
 
+def edited(path: Path, **changes: Any) -> Path:
+    """A folder of tiny GPT-2 weights whose config was changed afterwards."""
+    tiny("GPT2LMHeadModel").save_pretrained(path)
+    config = json.loads((path / "config.json").read_text())
+    return folder(path, {**config, **changes})
+
+
+@pytest.mark.parametrize("shards", ["10MB", "20KB"])
+def test_weights_of_another_size_than_the_config_are_refused_before_memory_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: str
+) -> None:
+    """GPT-2's fields mean nothing to a llama, which then has 6.5 billion parameters: the process was killed."""
+    place = edited(tmp_path, model_type="llama", architectures=None, vocab_size=32_000)
+    (place / "model.safetensors").unlink()
+    tiny("GPT2LMHeadModel").save_pretrained(tmp_path / "saved", max_shard_size=shards)
+    for file in (tmp_path / "saved").glob("*.safetensors*"):
+        file.replace(place / file.name)
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", None)
+    message = r"are not those of its config\.json\n  got: [\d,]+ parameters in(.|\n)*the 6,[\d,]+ parameters of Llama"
+    with pytest.raises(TargetError, match=message):
+        resolve(str(place))
+    assert resolve(str(place), meta=True).weights == "meta"
+
+
+def test_weights_of_other_names_are_refused(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    place = edited(tmp_path, model_type="llama", architectures=None, **sizes)
+    with pytest.raises(TargetError, match=r"got: a file without (.|\n)*Hint: mend config\.json"):
+        resolve(str(place))
+
+
+def test_what_is_missing_from_a_file_is_drawn_by_the_seed(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tiny("GPT2LMHeadModel").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["transformer.wpe.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    first, again, other = (resolve(str(tmp_path), seed=s).model.transformer.wpe.weight for s in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_folder_of_ones_own_model_is_answered_with_how_to_look_at_it(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match=r"Hint: for a model of your own name the function .*: module:callable"):
+        resolve(str(folder(tmp_path, {"vocab_size": 8})))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(TargetError, match=r"module:callable(.|\n)*load_model\(model, '.*model\.safetensors'\)"):
+        resolve(str(folder(tmp_path, {"tiebeam": {}})))
+
+
 def test_an_unknown_model_type_is_answered_with_near_ones() -> None:
     with pytest.raises(TargetError, match="did you mean 'gpt2'"):
         resolve("gtp2")

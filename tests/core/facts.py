@@ -5,6 +5,7 @@ from typing import Any
 
 from tiebeam.core import moments
 from tiebeam.core.facts import Lookup, Readout, Table
+from tiebeam.core.predict import predict
 
 VOCAB, WIDTH = 1000, 64
 ROOT = math.sqrt(WIDTH)
@@ -59,7 +60,7 @@ def table(**changes: Any) -> Table:
     kappa = next((r.kappa for r in facts["readouts"]), None)
     facts.setdefault(
         "predicted",
-        moments.predict(
+        predict(
             vocab=facts["vocab"], width=facts["width"], std=facts["std"], lookup_factor=facts["lookup_factor"],
             readout_factor=factor, hidden_rms=rms, kappa=kappa if facts["lookups"] else 0.0,
         ),

@@ -128,6 +128,10 @@ FIRES: dict[str, tuple[Case, ...]] = {
         case("a logit std just above two", at_logit_std(2.01), severity="warning"),
         case("a readout alone", readout_table(std=1.0), severity="error"),
     ),
+    "scale-unsure": (case("a default of one in a table of unknown age", table(std=1.0, fresh=None)),),
+    "dead-logits": (
+        case("times zero", table(readout_factor=0.0), severity="error"),
+    ),
     "logits-small": (case("a logit std below a quarter", at_logit_std(0.24)),),
     "own-token": (case("a stream of mostly the row", table(readouts=(readout(kappa=0.9),))),),
     "lookup-small": (
@@ -196,6 +200,8 @@ SILENT: dict[str, tuple[Case, ...]] = {
         case("no values", table(std=None)),
         case("a lookup alone", lookup_table(std=1.0)),
     ),
+    "scale-unsure": (HEALTHY, case("a logit std of two", at_logit_std(1.99, fresh=None))),
+    "dead-logits": (HEALTHY, case("a small factor", table(readout_factor=1e-3))),
     "logits-small": (HEALTHY, case("a quarter", at_logit_std(0.26)), case("trained", at_logit_std(0.1, fresh=False))),
     "own-token": (
         HEALTHY,

@@ -80,7 +80,7 @@ def test_the_loss_is_in_the_message_where_it_is_known():
 def test_the_upper_bound_of_the_loss_is_in_the_message_where_kappa_is_not_known():
     t = table(std=1.0, readouts=(readout(kappa=None),))
     (found,) = case("", t).findings("init-scale")
-    assert f"{t.predicted.initial_loss_range[1]:.1f}" in found.message
+    assert f"{t.predicted.initial_loss_range[1]:.4g}" in found.message
 
 
 def test_a_table_that_holds_no_numbers_worth_judging_is_judged_by_one_rule():

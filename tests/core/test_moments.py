@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiebeam.core import moments
+from tiebeam.core.predict import predict
 from tiebeam.errors import RangeError
 
 factors = st.floats(1e-3, 1e3).flatmap(lambda f: st.sampled_from([f, -f]))
@@ -156,7 +157,7 @@ FACTS = {
 
 
 def test_a_known_cosine_predicts_numbers_and_no_ranges():
-    known = moments.predict(**FACTS, kappa=0.9, pi=0.0125)
+    known = predict(**FACTS, kappa=0.9, pi=0.0125)
     assert (known.logit_std, known.lookup_rms) == (1.0, 1.0)
     assert known.own_logit == pytest.approx(0.9 * 16)
     assert known.initial_loss == moments.initial_loss(1.0, 33_527, 256, 0.9, 0.0125)
@@ -165,7 +166,7 @@ def test_a_known_cosine_predicts_numbers_and_no_ranges():
 
 
 def test_an_unknown_cosine_predicts_ranges_and_no_numbers():
-    unknown = moments.predict(**FACTS, pi=0.0125)
+    unknown = predict(**FACTS, pi=0.0125)
     assert (unknown.own_logit, unknown.initial_loss) == (None, None)
     assert unknown.own_logit_range == (0.0, 16.0)
 
@@ -173,7 +174,7 @@ def test_an_unknown_cosine_predicts_ranges_and_no_numbers():
 @given(kappa=st.floats(0, 1), pi=st.floats(0, 1), std=st.floats(1e-3, 2), sign=st.sampled_from([1.0, -1.0]))
 def test_the_ranges_hold_whatever_the_cosine_turns_out_to_be(kappa, pi, std, sign):
     facts = {**FACTS, "std": std, "readout_factor": sign}
-    bounds, point = moments.predict(**facts, pi=pi), moments.predict(**facts, kappa=kappa, pi=pi)
+    bounds, point = predict(**facts, pi=pi), predict(**facts, kappa=kappa, pi=pi)
     low, high = bounds.initial_loss_range
     assert low - 1e-9 * abs(low) <= point.initial_loss <= high + 1e-9 * abs(high)
     low, high = bounds.own_logit_range
@@ -181,40 +182,40 @@ def test_the_ranges_hold_whatever_the_cosine_turns_out_to_be(kappa, pi, std, sig
 
 
 def test_the_lowest_loss_may_lie_between_the_bounds_of_the_cosine():
-    low, _ = moments.predict(**FACTS, pi=0.5).initial_loss_range
-    ends = [moments.predict(**FACTS, kappa=kappa, pi=0.5).initial_loss for kappa in (0.0, 1.0)]
-    grid = [moments.predict(**FACTS, kappa=kappa, pi=0.5).initial_loss for kappa in np.linspace(0, 1, 2001)]
+    low, _ = predict(**FACTS, pi=0.5).initial_loss_range
+    ends = [predict(**FACTS, kappa=kappa, pi=0.5).initial_loss for kappa in (0.0, 1.0)]
+    grid = [predict(**FACTS, kappa=kappa, pi=0.5).initial_loss for kappa in np.linspace(0, 1, 2001)]
     assert low < min(ends) - 0.1
     assert low == pytest.approx(min(grid), abs=1e-4)
 
 
 def test_a_negative_readout_factor_turns_the_own_logit_round():
-    assert moments.predict(**{**FACTS, "readout_factor": -1.0}, kappa=0.5).own_logit == pytest.approx(-8.0)
-    assert moments.predict(**{**FACTS, "readout_factor": -1.0}).own_logit_range == (-16.0, 0.0)
+    assert predict(**{**FACTS, "readout_factor": -1.0}, kappa=0.5).own_logit == pytest.approx(-8.0)
+    assert predict(**{**FACTS, "readout_factor": -1.0}).own_logit_range == (-16.0, 0.0)
 
 
 @pytest.mark.parametrize("unknown", ["std", "readout_factor", "hidden_rms"])
 @pytest.mark.parametrize("value", [None, math.nan, math.inf])
 def test_what_rests_on_an_unknown_fact_is_none(unknown, value):
-    predicted = moments.predict(**{**FACTS, unknown: value}, kappa=0.9)
+    predicted = predict(**{**FACTS, unknown: value}, kappa=0.9)
     assert predicted.log_vocab == pytest.approx(math.log(33_527))
     assert predicted.logit_std is predicted.own_logit is predicted.initial_loss is None
     assert (predicted.lookup_rms is None) == (unknown == "std")
 
 
 def test_a_table_of_zeros_predicts_uniform_logits():
-    predicted = moments.predict(**{**FACTS, "std": 0.0})
+    predicted = predict(**{**FACTS, "std": 0.0})
     assert (predicted.logit_std, predicted.lookup_rms) == (0.0, 0.0)
     assert predicted.initial_loss_range == pytest.approx((math.log(33_527),) * 2, abs=1.01 / 33_527)
 
 
 def test_an_empty_table_predicts_nothing():
-    predicted = moments.predict(**{**FACTS, "vocab": 0})
+    predicted = predict(**{**FACTS, "vocab": 0})
     assert math.isnan(predicted.log_vocab)
     assert predicted.logit_std is None
 
 
 def test_a_cosine_rounded_just_above_one_counts_as_one():
-    assert moments.predict(**FACTS, kappa=1.0000002).own_logit == 16.0
+    assert predict(**FACTS, kappa=1.0000002).own_logit == 16.0
     with pytest.raises(RangeError, match="kappa"):
-        moments.predict(**FACTS, kappa=1.1)
+        predict(**FACTS, kappa=1.1)

@@ -154,3 +154,23 @@ def test_an_array_that_is_closed_over_is_no_table() -> None:
     report = tiebeam.inspect(lambda p, t: table[t] @ table.T * p["by"], ids(), params={"by": jnp.float32(1.0)})
     assert not report.tables
     assert {f.code for f in report.findings} == {"no-table"}
+
+
+def test_a_table_that_an_unknown_body_reads_too_is_of_unknown_state() -> None:
+    def apply(params: Any, tokens: Any) -> Any:
+        table = params["table"]
+        out = jax.ShapeDtypeStruct((*tokens.shape, table.shape[0]), table.dtype)
+        return jax.pure_callback(lambda h, t: np.asarray(h) @ np.asarray(t).T, out, table[tokens], table)
+
+    report = tiebeam.inspect(apply, ids(), params=tree())
+    assert report.tables[0].state == "unknown"
+    assert any("pure_callback has an unknown body" in n for n in report.notes)
+
+
+def test_an_unknown_body_that_nothing_depends_on_is_not_remarked() -> None:
+    def apply(params: Any, tokens: Any) -> Any:
+        h = params["table"][tokens]
+        jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(h.shape, h.dtype), h)
+        return h @ params["table"].T
+
+    assert not any("unknown body" in n for n in tiebeam.inspect(apply, ids(), params=tree()).notes)

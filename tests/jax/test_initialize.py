@@ -168,6 +168,16 @@ def test_a_row_of_zeros_stays_one() -> None:
     assert fresh["wide"][:, 4].all()
 
 
+def test_every_row_of_zeros_stays_one_and_a_table_of_zeros_is_drawn_whole() -> None:
+    fresh, report = tiebeam.initialize_params(apply, IDS, {"wide": jnp.ones((WIDTH, VOCAB)).at[:, 270:].set(0.0)})
+    assert report.init[0].zero_rows == tuple(range(270, 278))  # the first of them are listed
+    assert not fresh["wide"][:, 270:].any()
+    assert fresh["wide"][:, :270].all()
+    whole, report = tiebeam.initialize_params(apply, IDS, {"wide": jnp.zeros((WIDTH, VOCAB))})
+    assert report.init[0].zero_rows == ()
+    assert whole["wide"].all()
+
+
 def test_without_a_norm_the_std_is_measured_and_settles() -> None:
     def plain(params: Any, ids: Any) -> Any:
         x = params["table"][ids]

@@ -1,5 +1,6 @@
 """`tiebeam.initialize`."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -51,7 +52,7 @@ def initialize(
         ...         return self.norm(self.embed(ids)) @ self.embed.weight.T
         >>> model = Tiny()
         >>> done = tiebeam.initialize(model, torch.arange(8)[None]).init[0]
-        >>> done.mode, done.std, round(float(model.embed.weight.std()), 3)
+        >>> done.mode, done.std, round(model.embed.weight.std().item(), 3)
         ('analytic', 0.125, 0.125)
     """
     _check(only, seed)
@@ -144,10 +145,13 @@ def _initialized(seen: Look, mode: Mode, seed: int) -> Report:
 
 
 def _leaf(seen: Look, plan: TablePlan) -> Any:
-    name = plan.table.name
-    return next(
-        u.read.source.leaf for u in seen.uses if name in u.read.source.leaf.names or u.read.source.leaf.name == name
-    )
+    """The largest leaf of the table: of two overlapping parameters one may hold a part alone."""
+    names = set(plan.table.names)
+    sources = [u.read.source for u in seen.uses if names.intersection(u.read.source.leaf.names)]
+    return max(sources, key=lambda source: math.prod(source.shape)).leaf
+
+
+ROWS_LISTED = 8
 
 
 @dataclass
@@ -165,7 +169,7 @@ class _Round:
         """Take a measurement in; whether another round is needed."""
         before = None if self.measured is None else (self.std_before, self.measured)
         following, self.measured = next_std(self.plan, self.std, table)
-        if self.plan.final or not self.plan.table.readouts:
+        if not self.plan.table.readouts:
             return False
         self.settled = self.measured is not None and abs(self.measured - 1) <= SETTLED
         if self.settled or self.measured is None or self.why or self.rounds == ROUNDS:
@@ -183,35 +187,62 @@ class _Round:
 
 
 def _write(seen: Look, plans: Sequence[TablePlan], seed: int) -> Report:
-    """Write, measure, and write again until what has to be measured has settled."""
+    """Write, measure, and write again until what has to be measured has settled.
+
+    An empirical plan may fail half-way, so its table is kept until it is done; an analytic one is right as soon
+    as it is written, and costs no copy.
+    """
     rounds = [_Round(p, p.std) for p in plans]
-    zeroed = tuple(b for p in plans for b in seen.model.zero(seen.traced, p.biases))
-    now, trouble, pending = seen, "", rounds
-    while pending or now is seen:
-        for r in pending:
-            p = r.plan
-            seen.model.write(
-                seen.traced, _leaf(seen, p), vocab_axis=p.table.vocab_axis, seed=seed, ordinal=p.ordinal, std=r.std,
-                zero_rows=p.zero_rows,
-            )  # fmt: skip
-        try:
-            now = seen.again(logits=True)
-        except (InputError, TraceError) as error:  # it ran before the write: say so, and stop measuring
-            trouble = str(error).splitlines()[0]
-            break
-        pending = [r for r in pending if r.learn(_table(now, r.plan))]
+    leaves = [_leaf(seen, p) for p in plans]
+    zero = [seen.model.zero_rows(seen.traced, f, p.table.vocab_axis) for f, p in zip(leaves, plans, strict=True)]
+    zeroed, unzero = seen.model.zero(tuple(b for p in plans for b in p.biases))
+    undo = [seen.model.keep(seen.traced, f) for f, p in zip(leaves, plans, strict=True) if p.mode == "empirical"]
+    try:
+        now, trouble = _rounds(seen, rounds, leaves, zero, seed)
+    except BaseException:
+        if undo:
+            for put_back in [*undo, unzero]:
+                put_back()
+        raise
     report = report_of(now)
     inits = tuple(
-        _done(
-            r.plan, r.std, _table(now, r.plan), r.measured, r.rounds, seed=seed, settled=r.settled and not trouble,
-            zeroed=zeroed,
+        replace(
+            _done(r.plan, r.std, _table(now, r.plan), r.measured, r.rounds, seed=seed, zeroed=zeroed),
+            settled=r.settled and not trouble, zero_rows=rows[:ROWS_LISTED],
         )
-        for r in rounds
+        for r, rows in zip(rounds, zero, strict=True)
     )  # fmt: skip
     lost = [_unsettled(t, trouble or r.why) for t, r in zip(inits, rounds, strict=True) if not t.settled]
-    return replace(
-        report, init=inits, findings=in_order([*report.findings, *lost]), notes=(*report.notes, *_left(seen))
-    )
+    findings = in_order([*report.findings, *lost, *_still(seen, report)])
+    return replace(report, init=inits, findings=findings, notes=(*report.notes, *_left(seen)))
+
+
+def _rounds(
+    seen: Look, rounds: list[_Round], leaves: Sequence[Any], zero: Sequence[tuple[int, ...]], seed: int
+) -> tuple[Look, str]:
+    """The last look, and why measuring stopped early, if it did."""
+    now, pending = seen, list(range(len(rounds)))
+    while pending or now is seen:
+        for i in pending:
+            p = rounds[i].plan
+            seen.model.write(
+                seen.traced, leaves[i], vocab_axis=p.table.vocab_axis, seed=seed, ordinal=p.ordinal,
+                std=rounds[i].std, zero_rows=zero[i],
+            )  # fmt: skip
+        try:
+            now = seen.again(logits=True, seed=seed)
+        except (InputError, TraceError) as error:
+            if any(r.plan.mode == "empirical" for r in rounds):
+                raise
+            return now, str(error).splitlines()[0]  # what was written is right all the same
+        pending = [i for i in pending if rounds[i].learn(_table(now, rounds[i].plan))]
+    return now, ""
+
+
+def _still(seen: Look, report: Report) -> list[Finding]:
+    """Copies that were meant to be one table are two independent ones now: that is no cure."""
+    lost = [f for f in report_of(seen).findings if f.code in ("copy-not-tie", "drifted") and f.severity != "info"]
+    return [f for f in lost if all(f.where != g.where or f.code != g.code for g in report.findings)]
 
 
 def _left(seen: Look) -> list[str]:
@@ -228,7 +259,7 @@ def _table(now: Look, plan: TablePlan) -> Any:
 
 def _done(
     p: TablePlan, std: float, table: Any, measured: float | None, rounds: int, *, seed: int, written: bool = True,
-    settled: bool = True, zeroed: Sequence[str] = (),
+    zeroed: Sequence[str] = (),
 ) -> TableInit:  # fmt: skip
     predicted = table.predicted.logit_std if written else (1.0 if p.table.readouts else None)
     logits = [r.logit_std for r in table.readouts if r.logit_std is not None] if written else []
@@ -240,10 +271,8 @@ def _done(
         predicted_logit_std=predicted,
         measured_logit_std=logits[0] if logits else measured,
         rounds=rounds,
-        settled=settled,
         written=written,
         biases=tuple(b for b in p.biases if b in zeroed),
-        zero_rows=p.zero_rows,
         seed=seed,
     )
 

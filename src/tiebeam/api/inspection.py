@@ -7,6 +7,7 @@ from tiebeam.api.versions import versions
 from tiebeam.backends import resolve
 from tiebeam.checkpoints.declared_findings import declared_findings
 from tiebeam.core.findings import Context, findings_of, in_order
+from tiebeam.core.records import barriers
 from tiebeam.core.report import Finding, Report
 
 
@@ -49,7 +50,7 @@ def inspect(model: Any, inputs: Any = None, *, params: Any = None) -> Report:
         ...     def forward(self, ids):
         ...         return self.norm(self.embed(ids)) @ self.embed.weight.T
         >>> report = tiebeam.inspect(Tiny(), torch.arange(8)[None])
-        >>> report.tables[0].state, report.tables[0].target_std
+        >>> report.tables[0].state, round(report.tables[0].target_std, 4)
         ('tied', 0.125)
         >>> [f.code for f in report.findings if f.severity == "error"]
         ['init-scale']
@@ -78,7 +79,7 @@ def report_of(seen: Look) -> Report:
         findings=_findings(seen),
         parameters=seen.model.parameters(),
         meta=graph.meta,
-        notes=graph.notes,
+        notes=(*graph.notes, *barriers(graph)),
         versions=versions(seen.model.framework),
     )
 

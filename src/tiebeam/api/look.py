@@ -17,7 +17,8 @@ from tiebeam.core.report import Finding
 from tiebeam.core.tables import build_tables
 from tiebeam.errors import InputError, ShapeError, TraceError
 
-TRIES = 4  # other lengths to try before giving up on a second pass
+OTHER_SEED = 0x7EA  # of the confirming pass: what is drawn must not come out the same
+TRIES = 5  # other lengths to try before giving up on a second pass
 
 
 class UnloadedError(InputError):
@@ -45,9 +46,9 @@ class Look:
     declared: Declared | None
     tables: tuple[Table, ...]
 
-    def again(self, *, logits: bool = False) -> "Look":
+    def again(self, *, logits: bool = False, seed: int | None = None) -> "Look":
         """Another pass over the same inputs, after the weights have changed."""
-        return _read(self.model, self.args, self.kwargs, self.declared, logits=logits, like=self.uses)
+        return _read(self.model, self.args, self.kwargs, self.declared, logits=logits, like=self.uses, seed=seed)
 
 
 def look(model: Any, inputs: Any = None, *, params: Any = None, logits: bool = False) -> Look:
@@ -73,8 +74,9 @@ def _read(
     *,
     logits: bool,
     like: Sequence[Use] = (),
+    seed: int | None = None,
 ) -> Look:
-    traced = _traced(backend, args, kwargs, logits=logits)
+    traced = _traced(backend, args, kwargs, logits=logits, seed=seed)
     uses = _uses(traced)
     if like:
         uses = _as_before(uses, like)
@@ -95,9 +97,11 @@ def _uses(traced: Any) -> list[Use]:
     return build_uses(graph, flags, find_reads(graph, flags))
 
 
-def _traced(backend: Model, args: tuple[Any, ...], kwargs: dict[str, Any], *, logits: bool = False) -> Any:
+def _traced(
+    backend: Model, args: tuple[Any, ...], kwargs: dict[str, Any], *, logits: bool = False, seed: int | None = None
+) -> Any:
     try:
-        return backend.trace(args, kwargs, logits=logits)
+        return backend.trace(args, kwargs, logits=logits, seed=seed)
     except RefusedError as refused:
         error = refused.__cause__ or refused
         why = backend.diagnose()
@@ -118,7 +122,7 @@ def _checked(backend: Model, uses: list[Use], args: tuple[Any, ...], kwargs: dic
     why = "the inputs have no axis that could be shorter"
     for other_args, other_kwargs in backend.shorter(args, kwargs)[:TRIES]:
         try:
-            traced = backend.trace(other_args, other_kwargs, measure=False)
+            traced = backend.trace(other_args, other_kwargs, seed=OTHER_SEED, measure=False)
         except (RefusedError, TraceError) as refused:  # some models take one length only
             error = refused.__cause__ or refused
             why = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -64,7 +64,13 @@ class Model(Protocol):
         ...
 
     def trace(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False, measure: bool = True
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        logits: bool = False,
+        seed: int | None = None,
+        measure: bool = True,
     ) -> Any:
         """One forward pass, leaving the model as it was; `logits` measures their std too.
 
@@ -106,8 +112,16 @@ class Model(Protocol):
         """Draw the table anew."""
         ...
 
-    def zero(self, traced: Any, names: Sequence[str]) -> tuple[str, ...]:
-        """Set parameters to zero; the names that were."""
+    def keep(self, traced: Any, leaf: Leaf) -> Callable[[], None]:
+        """Copy a table; the result puts it back."""
+        ...
+
+    def zero_rows(self, traced: Any, leaf: Leaf, vocab_axis: int) -> tuple[int, ...]:
+        """Rows that are to stay zero."""
+        ...
+
+    def zero(self, names: Sequence[str]) -> tuple[tuple[str, ...], Callable[[], None]]:
+        """Set trainable parameters to zero: the names that were, and what puts them back."""
         ...
 
     def fixes(self) -> Fixes:

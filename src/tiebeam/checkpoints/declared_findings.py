@@ -1,11 +1,13 @@
 """Findings where what a config or class declares differs from what the tensors are."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 from tiebeam.checkpoints.declared import Declared
 from tiebeam.core.facts import Table
 from tiebeam.core.report import Finding
 
+_WRAPPED = re.compile(r"\.(original_module|base_layer|modules_to_save\.[^.]+)(?=\.)")  # an adapter's detour
 FLAG = "tie_word_embeddings"
 
 
@@ -95,10 +97,13 @@ def _padding(declared: Declared, tables: Sequence[Table]) -> Iterator[Finding]:
 
 
 def _undeclared(declared: Declared, tied: list[Table], shared: Sequence[tuple[str, ...]]) -> Iterator[Finding]:
+    if not declared.owner:
+        return  # no class of a library whose savers ask for a declaration
     known = {n for t in tied for n in t.names}
     for group in shared:
         owner = group[0]
-        rest = [n for n in group[1:] if not declared.names(n, owner) and not any(declared.names(n, g) for g in group)]
+        plain = [_WRAPPED.sub("", n) for n in group]
+        rest = [n for n in plain[1:] if not any(declared.names(n, g) for g in plain)]
         if rest and not known.intersection(group):
             yield Finding(
                 "undeclared-sharing", "warning", owner,

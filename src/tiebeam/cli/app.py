@@ -20,7 +20,7 @@ from tiebeam.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from tiebeam.cli.targets import Target
+    from tiebeam.cli.target import Target
 
 app = typer.Typer(
     add_completion=False,
@@ -51,7 +51,9 @@ FormatOpt = Annotated[
 OutputOpt = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report there instead.")
 ]
-SeedOpt = Annotated[int, typer.Option("--seed", min=0, help="Seed of random weights and of draws.")]
+SeedOpt = Annotated[
+    int, typer.Option("--seed", min=0, max=2**32 - 1, help="Of random weights, of dropout, and of draws.")
+]
 DebugOpt = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -96,12 +98,15 @@ def inspect_command(
     """
     with outcome(debug):
         check_file(output)
+        form = form or format_for(output)
         import tiebeam
+        from tiebeam.cli.building import PASS, seeded
 
         with stdout_kept_clean():
             found = _resolve(target, meta=meta, seed=seed)
-            report = tiebeam.inspect(found.model, found.inputs, params=found.params)
-        show(report, form or format_for(output), output)
+            with seeded(seed, part=PASS):
+                report = tiebeam.inspect(found.model, found.inputs, params=found.params)
+        show(report, form, output)
         code = exit_code(report, fail_on)
     raise typer.Exit(code)
 
@@ -125,13 +130,15 @@ def init_command(
     """
     with outcome(debug):
         import tiebeam
+        from tiebeam.cli.building import PASS, seeded
         from tiebeam.cli.save import check_out, save
         from tiebeam.errors import TargetError
 
         check_out(out, force=force)
         with stdout_kept_clean():
             found = _resolve(target, meta=False, seed=seed)
-            report = tiebeam.initialize(found.model, found.inputs, mode=mode.value, seed=seed)
+            with seeded(seed, part=PASS):
+                report = tiebeam.initialize(found.model, found.inputs, mode=mode.value, seed=seed)
             if not report.init:
                 raise TargetError(f"'{target}' has no vocabulary table to initialise", expected="a language model")
             if found.weights == "file":

@@ -1,13 +1,39 @@
-"""The circumstances under which PyTorch models are built: a seed, and no memory where none is wanted."""
+"""The circumstances under which models are built and run: a seed, and no memory where none is wanted."""
 
+import random
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
 from typing import Any
+
+import numpy as np
+
+PASS = 1
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Torch's CPU generator at a seed; as before afterwards."""
+def seeded(seed: int, *, part: int = 0) -> Iterator[None]:
+    """The global generators of Python, NumPy and torch, if it is installed, at a seed; as before afterwards.
+
+    Args:
+        seed: Below 2**32, which is all that NumPy takes.
+        part: Another stream of the same seed, so that a pass does not drop out by the numbers that its
+            weights were drawn from. `PASS` is the one for running a model.
+    """
+    number = int(np.random.SeedSequence((seed, part)).generate_state(1)[0]) if part else seed
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - models may use it
+    random.seed(number)
+    np.random.seed(number)  # noqa: NPY002
+    try:
+        with _torch_at(number) if find_spec("torch") else nullcontext():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+
+
+@contextmanager
+def _torch_at(seed: int) -> Iterator[None]:
     import torch
 
     state = torch.get_rng_state()

@@ -1,6 +1,7 @@
 """How a command ends: what it prints, where it writes, and with which code it exits."""
 
 import os
+import stat
 import sys
 import tempfile
 import traceback
@@ -41,7 +42,10 @@ _SUFFIXES = {
     ".html": Format.html,
     ".htm": Format.html,
     ".md": Format.markdown,
+    ".markdown": Format.markdown,
     ".json": Format.json,
+    ".txt": Format.text,
+    "": Format.text,
 }
 _FAILS = {
     FailOn.warning: frozenset({"warning", "error"}),
@@ -51,8 +55,20 @@ _FAILS = {
 
 
 def format_for(path: Path | None) -> Format:
-    """The format that a file's name asks for; text where it asks for none."""
-    return _SUFFIXES.get(path.suffix.lower(), Format.text) if path else Format.text
+    """The format that a file's name asks for; text where it has no suffix.
+
+    Raises:
+        TargetError: The suffix is that of no format.
+    """
+    suffix = path.suffix.lower() if path else ""
+    if suffix not in _SUFFIXES:
+        raise TargetError(
+            f"'{path}' does not tell its format",
+            got=f"the suffix {suffix}",
+            expected=", ".join(filter(None, _SUFFIXES)),
+            hint="add --format text, markdown, json or html",
+        )
+    return _SUFFIXES[suffix]
 
 
 def exit_code(report: "Report", fail_on: FailOn) -> int:
@@ -102,23 +118,46 @@ def note(text: str) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a file so that readers see the old content or the new, never a part.
 
+    A link stays, and the file it points to is replaced. What is no regular file (a pipe, a device), or is this
+    process's own output, is written to and never replaced.
+
     Raises:
         TargetError: The folder is missing or cannot be written to.
     """
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(name).chmod(permissions(folder=False))
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        old = path.stat() if path.exists() else None
+        own = next((fd for fd in (1, 2) if old and _is_open(fd, old)), None)
+        if own is not None:
+            with os.fdopen(os.dup(own), "w", encoding="utf-8") as stream:
+                stream.write(text)
+        elif old and not stat.S_ISREG(old.st_mode):
+            with path.open("w", encoding="utf-8") as stream:
+                stream.write(text)
+        else:
+            _replace(path.resolve(), text, stat.S_IMODE(old.st_mode) if old else permissions(folder=False))
     except OSError as e:
         raise TargetError(
             f"the file '{path}' cannot be written", got=str(e), hint="name a file in a folder that exists"
         ) from e
+
+
+def _is_open(descriptor: int, file: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), file)
+    except OSError:  # closed
+        return False
+
+
+def _replace(path: Path, text: str, mode: int) -> None:
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(name).chmod(mode)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def _umask() -> int:

@@ -23,7 +23,7 @@ WEIGHTS, CONFIG, INDEX = "model.safetensors", "config.json", "model.safetensors.
 
 
 def check_out(out: Path, *, force: bool) -> None:
-    """Refuse, before any work is done, a place that must not be written to.
+    """Refuse, before any work is done, a place that must not be written to. A link to a folder is that folder.
 
     Raises:
         TargetError: `out` is a file, its parent is missing, or it holds something and not `force`.
@@ -63,15 +63,15 @@ def save(model: Any, report: "Report", out: Path, *, force: bool = False) -> tup
     """
     check_out(out, force=force)
     _check_model(model, report)
-    parent = out.resolve().parent
+    place = out.resolve()  # a link stays, and the folder it points to is filled
     try:
-        draft = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=parent))
+        draft = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
         try:
             _write(model, report, draft)
             names = tuple(sorted(p.name for p in draft.iterdir()))
             for path in (draft, *draft.rglob("*")):
                 path.chmod(permissions(folder=path.is_dir()))
-            _publish(draft, out, names)
+            _publish(draft, place, names)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     except OSError as e:
@@ -92,7 +92,8 @@ def _check_model(model: Any, report: "Report") -> None:
 
 
 def _publish(draft: Path, out: Path, names: tuple[str, ...]) -> None:
-    if not out.is_dir() or not any(out.iterdir()):
+    here = out == Path.cwd()  # replacing it would leave the shell in a folder that is gone
+    if not out.is_dir() or (not any(out.iterdir()) and not here):
         draft.replace(out)  # over an empty folder too
         return
     for name in sorted(names, key=lambda n: n == CONFIG):

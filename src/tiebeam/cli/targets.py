@@ -1,6 +1,5 @@
 """From the word on the command line to a model: `module:callable`, a folder or file, a model type, `hf:`."""
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -9,35 +8,16 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tiebeam.cli.target import Target, near
 from tiebeam.errors import TargetError
 
 _CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _EXPECTED = "module:callable, a folder or file with a Hugging Face config.json, a model type, or hf:org/name"
-
-
-@dataclass(frozen=True)
-class Target:
-    """A model, ready to be looked at.
-
-    Attributes:
-        model: Whatever the public calls accept.
-        inputs: Example inputs, or None to have them made.
-        params: What a JAX model that holds no arrays is applied to, or None.
-        weights: Where the weights come from: "file" (trained, perhaps), "random", "meta" or "code".
-        notes: What the user should know about how it was built.
-    """
-
-    model: Any
-    inputs: Any = None
-    weights: str = "code"
-    notes: tuple[str, ...] = ()
-    params: Any = None
 
 
 def resolve(target: str, *, meta: bool = False, seed: int = 0) -> Target:
@@ -48,7 +28,7 @@ def resolve(target: str, *, meta: bool = False, seed: int = 0) -> Target:
             model type, or `hf:org/name` with an optional `@revision`. Only the first runs code that is
             not installed; nothing is ever unpickled.
         meta: Build without memory for the weights.
-        seed: Of random weights.
+        seed: Of random weights, below 2**32.
 
     Raises:
         TargetError: The target names nothing, or what it names cannot be built.
@@ -71,18 +51,6 @@ def resolve(target: str, *, meta: bool = False, seed: int = 0) -> Target:
     return from_model_type(target, meta=meta, seed=seed)
 
 
-def near(name: str, known: list[str]) -> str:
-    """A hint that names what may have been meant, or "" where nothing is close.
-
-    Example:
-        >>> near("gtp2", ["gpt2", "llama"])
-        "did you mean 'gpt2'?"
-    """
-    lowered = {k.lower(): k for k in known}
-    close = [lowered[m] for m in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.6)]
-    return f"did you mean {' or '.join(map(repr, close))}?" if close else ""
-
-
 def _missing(target: str) -> str:
     return f"there is no file or folder '{target}'" if target else "the target is empty"
 
@@ -99,7 +67,9 @@ def _path_hint(target: str) -> str:
 
 def _from_callable(target: str, *, meta: bool, seed: int) -> Target:
     module_name, _, path = target.partition(":")
-    found = _attribute(_module(module_name), path, target)
+    with _building(False, seed):  # a module may build its model when it is imported
+        module = _module(module_name)
+    found = _attribute(module, path, target)
     if _is_model_itself(found):
         if meta:
             raise TargetError(
@@ -195,11 +165,8 @@ def _explained(error: BaseException, target: str) -> str:
 
 @contextmanager
 def _building(meta: bool, seed: int) -> Iterator[None]:
-    """Seed and, for `meta`, make tensors without memory, where torch is there to ask."""
-    if "torch" not in sys.modules and not (meta and find_spec("torch")):
-        yield
-        return
+    """Seed the generators and, for `meta`, make tensors without memory, where torch is there to ask."""
     from tiebeam.cli.building import on_meta, seeded
 
-    with seeded(seed), on_meta() if meta else nullcontext():
+    with seeded(seed), on_meta() if meta and find_spec("torch") else nullcontext():
         yield

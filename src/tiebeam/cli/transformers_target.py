@@ -7,15 +7,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tiebeam.cli.beside import INDEX, WEIGHTS, check_held, check_loaded
 from tiebeam.cli.building import on_meta, seeded
-from tiebeam.cli.targets import Target, near
+from tiebeam.cli.hub import config_file
+from tiebeam.cli.target import Target, near
 from tiebeam.errors import TargetError
 
 MOST_PARAMETERS = 2_000_000_000
 """Random weights beyond this many parameters are not made: they would tell no more than `--meta`."""
 
 _MOST_BYTES = 16 * 2**20  # of a config file
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_WEIGHTS = (WEIGHTS, INDEX)
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _ADAPTER = "adapter_config.json"
 # A config may name a kernel that transformers would fetch from the hub and run.
@@ -46,28 +48,7 @@ def from_hub(name: str, *, meta: bool, seed: int) -> Target:
         meta: Build without memory for the weights.
         seed: Of the random weights.
     """
-    repository, _, revision = name.partition("@")
-    try:
-        import huggingface_hub
-        from huggingface_hub import errors
-    except ImportError as e:
-        raise TargetError("hf: targets need huggingface_hub", hint="pip install transformers") from e
-    try:
-        path = Path(huggingface_hub.hf_hub_download(repository, "config.json", revision=revision or None))
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as e:
-        raise TargetError(
-            f"'hf:{name}' is not in the local cache and the hub cannot be reached",
-            got=_first_line(e),
-            hint="check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or name a folder with its config.json",
-        ) from e
-    except errors.HFValidationError as e:
-        raise TargetError(f"'hf:{name}' names no repository", got=_first_line(e), expected="hf:org/name") from e
-    except (errors.HfHubHTTPError, OSError) as e:
-        raise TargetError(
-            f"the config of 'hf:{name}' cannot be fetched",
-            got=_first_line(e),
-            hint="check the name; a gated repository needs a login",
-        ) from e
+    path = config_file(name)
     config = _config(_read(path), f"hf:{name}")
     return _build(config, f"'hf:{name}'", meta=meta, seed=seed)
 
@@ -96,7 +77,7 @@ def from_path(path: Path, *, meta: bool, seed: int) -> Target:
     config = _config(_read(file), str(file))
     beside = file.name == "config.json"
     if not meta and beside and any((folder / w).exists() for w in _WEIGHTS):
-        return _load(config, folder)
+        return _load(config, folder, seed)
     built = _build(config, f"'{path}'", meta=meta, seed=seed)
     left = [w for w in (*_WEIGHTS, *_PICKLES) if beside and (folder / w).exists()]
     notes = (f"the weights are {built.weights}: {left[0]} was not loaded",) if left else ()
@@ -134,10 +115,22 @@ def _config(data: Mapping[str, Any], where: str) -> Any:
             f"'{where}' has no model_type that transformers {transformers.__version__} knows",
             got=repr(kind),
             expected="one of its model types, such as 'gpt2'",
-            hint=near(kind, known) if isinstance(kind, str) else "",
+            hint=near(kind, known) if isinstance(kind, str) else _own_hint(data, where),
         )
     with quiet(), _building(f"'{where}'"):
         return transformers.CONFIG_MAPPING[kind].from_dict(_without_code(data))
+
+
+def _own_hint(data: Mapping[str, Any], where: str) -> str:
+    """How to look at a model of the user's own, whose folder does not say what builds it."""
+    weights = Path(where).parent / WEIGHTS
+    if not weights.is_file():
+        return "for a model of your own name the function that builds it: module:callable"
+    who = "tiebeam init wrote this from a model of your own" if "tiebeam" in data else "for a model of your own"
+    return (
+        f"{who}: name a function, module:callable, that builds the model, loads the weights with "
+        f"safetensors.torch.load_model(model, '{weights}') and returns it"
+    )
 
 
 def _without_code(data: Any, depth: int = 8) -> Any:
@@ -207,9 +200,10 @@ def _architecture_note(config: Any, cls: type[Any]) -> tuple[str, ...]:
     return (f"transformers has no {names[0]} for this config; {cls.__name__} was built",) if unknown else ()
 
 
-def _load(config: Any, folder: Path) -> Target:
+def _load(config: Any, folder: Path, seed: int) -> Target:
     cls = model_class(config)
-    with quiet(), _building(f"'{folder}'"):
+    with quiet(), _building(f"'{folder}'"), seeded(seed):
+        check_held(cls, config, folder)
         model, info = cls.from_pretrained(
             folder,
             config=config,
@@ -219,6 +213,7 @@ def _load(config: Any, folder: Path) -> Target:
             output_loading_info=True,
         )
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    check_loaded(model, missing, config, folder)
     notes = [f"not in the file, so random: {', '.join(missing[:5])}" for _ in missing[:1]]
     notes += [f"in the file, not in the model: {', '.join(unexpected[:5])}" for _ in unexpected[:1]]
     return Target(model.eval(), None, "file", (*_architecture_note(config, cls), *notes))

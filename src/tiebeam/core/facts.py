@@ -100,7 +100,9 @@ class Table:
     Attributes:
         names: Every parameter path that is this table, owner first.
         vocab, width: Its two axes, whichever comes first in memory.
-        state: See DESIGN: "tied", "aliased", "cut", "copy", "drifted", "untied", "unknown".
+        state: "tied" (one parameter in both roles), "aliased" (two parameters on one storage), "cut" (a role
+            whose gradient does not reach it), "copy" (equal values in separate memory), "drifted" (close, or
+            declared tied, but different), "untied", "unknown" (with the reason in `notes`).
         lookups, readouts: Where it is read, in order of first use.
         lookup_factor, readout_factor, soft_cap, hidden_rms: The value all records agree on, or None
             with the reason in `notes`; also None where the table has no such role.

@@ -12,7 +12,6 @@ from tiebeam.errors import RangeError
 Mode = Literal["auto", "analytic", "empirical"]
 ROUNDS = 8
 SETTLED = 0.02  # relative distance of the measured logit std from 1
-UNIT = 0.02  # a hidden state this close to root mean square 1 is a normalisation's, epsilon apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +31,6 @@ class TablePlan:
     mode: Literal["analytic", "empirical"]
     std: float
     linear: bool
-    final: bool
-    zero_rows: tuple[int, ...]
     biases: tuple[str, ...]
 
 
@@ -51,7 +48,7 @@ def plan_init(tables: Sequence[Table], mode: Mode, *, meta: bool = False) -> tup
     tied = any(t.lookups and t.readouts for t in tables)
     plans = []
     for ordinal, t in enumerate(tables):
-        if t.vocab == 0 or t.width == 0 or (tied and not t.readouts) or could_be_a_layer(t):
+        if t.vocab == 0 or t.width == 0 or could_be_a_layer(t) or _silent_gate(t) or (tied and not t.readouts):
             continue
         known = _structural(t)
         if known is None and (mode == "analytic" or meta):
@@ -72,8 +69,6 @@ def plan_init(tables: Sequence[Table], mode: Mode, *, meta: bool = False) -> tup
                 mode=chosen,
                 std=_start(t, known),
                 linear=all(r.normalized for r in t.readouts),
-                final=chosen == "analytic" and (known is not None and known[1]),
-                zero_rows=t.padding_rows,
                 biases=tuple(dict.fromkeys(b for r in t.readouts for b in r.bias)),
             )
         )
@@ -85,26 +80,24 @@ def could_be_a_layer(t: Table) -> bool:
     return t.vocab == t.width and not t.lookups
 
 
-def _structural(t: Table) -> tuple[float, bool] | None:
-    """The std that the structure gives, and whether it is final; None where it does not give one.
+def _structural(t: Table) -> float | None:
+    """The std that the structure gives for a hidden state of size 1; None where it does not give one.
 
-    Behind a normalisation the hidden state's size does not depend on the table's. Where it is 1, that is
-    exact; with gains it has to be measured once, on a table that is already drawn.
+    Behind a normalisation the hidden state's size does not depend on the table's. Gains can make it other than
+    1: that is measured on the table as drawn, never on the present one, so that twice equals once.
     """
     if not t.readouts:
-        return (moments.target_std_lookup(t.lookup_factor), True) if t.lookup_factor else None
+        return moments.target_std_lookup(t.lookup_factor) if t.lookup_factor else None
     if not t.readout_factor or not all(r.normalized for r in t.readouts):
         return None
-    rms = t.hidden_rms
-    if rms is None:
+    if t.hidden_rms is None:
         return None
-    unit = math.isfinite(rms) and abs(rms - 1) <= UNIT
-    return moments.target_std_readout(t.readout_factor, 1.0, t.width), unit
+    return moments.target_std_readout(t.readout_factor, 1.0, t.width)
 
 
-def _start(t: Table, known: tuple[float, bool] | None) -> float:
+def _start(t: Table, known: float | None) -> float:
     if known is not None:
-        return known[0]
+        return known
     if not t.readouts:
         return 1.0
     factor = abs(t.readout_factor) if t.readout_factor else 1.0
@@ -125,6 +118,11 @@ def next_std(plan: TablePlan, std: float, table: Table) -> tuple[float, float | 
     if s is None or not math.isfinite(s) or s <= 0:
         return std, None
     return std / (s if plan.linear else math.sqrt(s)), s
+
+
+def _silent_gate(t: Table) -> bool:
+    """An extra lookup that starts at zero: an adapter's factor, a gate."""
+    return t.std == 0 and not t.readouts and t.partner is None
 
 
 def has_no_effect(before: tuple[float, float], after: tuple[float, float]) -> bool:

@@ -12,7 +12,8 @@ table of zeros has std 0 and uniform logits) and refused where it would be divid
 
 import math
 
-from tiebeam.core.facts import Predicted
+import numpy as np
+
 from tiebeam.errors import RangeError
 
 
@@ -246,11 +247,37 @@ def phi(s: float, vocab: int) -> float:
     return log_vocab + s * s / 2
 
 
+def capped_phi(s: float, vocab: int, soft_cap: float) -> float:
+    """`phi` of logits `c * tanh(z / c)`, by numerical integration over a normal `z` of std `s`.
+
+    Capped logits are bounded, so every token counts towards the sum and its mean is what it comes to.
+
+    Args:
+        s: Std of one logit before the cap, 0 or above. Unit: nats.
+        vocab: Number of tokens. Unit: tokens.
+        soft_cap: `c`, above 0. Unit: nats.
+
+    Example:
+        >>> round(capped_phi(s=1.0, vocab=33527, soft_cap=1e6), 3), round(phi(s=1.0, vocab=33527), 3)
+        (10.92, 10.92)
+        >>> capped_phi(s=100.0, vocab=512, soft_cap=5.0) < math.log(512) + 5
+        True
+    """
+    z = np.linspace(-8.0, 8.0, 4001)
+    weight = np.exp(-z * z / 2)
+    c = _positive("soft_cap", soft_cap)
+    logits = c * np.tanh(_at_least_zero("s", s) * z / c)
+    peak = float(logits.max())
+    mean = float(np.sum(weight * np.exp(logits - peak)) / np.sum(weight))
+    return math.log(_size("vocab", vocab)) + peak + math.log(mean)
+
+
 def _logaddexp(a: float, b: float) -> float:
     return max(a, b) + math.log1p(math.exp(-abs(a - b)))
 
 
-def _loss(normaliser: float, own: float, pi: float) -> float:
+def mean_loss(normaliser: float, own: float, pi: float) -> float:
+    """Cross-entropy from the log of the sum over all other tokens, and the own token's logit."""
     return _logaddexp(normaliser, own) - pi * own
 
 
@@ -281,91 +308,19 @@ def initial_loss(s: float, vocab: int, width: int, kappa: float, pi: float) -> f
         >>> round(initial_loss(s=1.0, vocab=33527, width=1024, kappa=0.9, pi=0.0125), 1)
         28.4
     """
-    return _loss(phi(s, vocab), own_logit(kappa, s, width), _within("pi", pi, 0.0, 1.0))
+    return mean_loss(phi(s, vocab), own_logit(kappa, s, width), _within("pi", pi, 0.0, 1.0))
 
 
-def _loss_range(s: float, vocab: int, own: float, pi: float) -> tuple[float, float]:
+def loss_range(normaliser: float, own: float, pi: float) -> tuple[float, float]:
     """Bounds of the loss while the own logit runs from 0 to `own`.
 
     The loss is convex in the own logit, so its largest value is at an end; its smallest is inside where
     the softmax gives the own token exactly the share `pi`.
     """
-    normaliser = phi(s, vocab)
-    ends = (_loss(normaliser, 0.0, pi), _loss(normaliser, own, pi))
+    ends = (mean_loss(normaliser, 0.0, pi), mean_loss(normaliser, own, pi))
     low = min(ends)
     if 0 < pi < 1:
         best = normaliser + math.log(pi / (1 - pi))
         if min(0.0, own) < best < max(0.0, own):
-            low = _loss(normaliser, best, pi)
+            low = mean_loss(normaliser, best, pi)
     return low, max(ends)
-
-
-def _usable(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def predict(
-    *,
-    vocab: int,
-    width: int,
-    std: float | None = None,
-    lookup_factor: float | None = None,
-    readout_factor: float | None = None,
-    hidden_rms: float | None = None,
-    kappa: float | None = None,
-    pi: float | None = None,
-) -> Predicted:
-    """Every figure that the known facts allow; the others are None.
-
-    Args:
-        vocab: Number of tokens, 0 or more. Unit: tokens.
-        width: Inner dimension of the readout. Unit: features.
-        std: Std of the table's entries, or None. Unit: 1.
-        lookup_factor: None where unknown or where the table is no lookup. Unit: 1.
-        readout_factor: None where unknown or where the table is no readout. Unit: 1.
-        hidden_rms: Root mean square of the hidden state, or None. Unit: 1.
-        kappa: Cosine of stream and looked-up row as measured; 0 for a readout that is not tied; None
-            where unknown. Unit: 1.
-        pi: Share of targets that repeat the input token; None is taken as 0. Unit: 1.
-
-    Returns:
-        With `kappa` known, `own_logit` and `initial_loss` are numbers and their ranges None; with `kappa`
-        unknown the ranges hold the lowest and highest value for a `kappa` from 0 to 1 and the numbers are
-        None. An own logit has the readout factor's sign. A fact that is not finite counts as unknown. An
-        empty table (`vocab` or `width` 0) has `log_vocab` NaN and nothing else.
-
-    Raises:
-        RangeError: A known fact lies outside what the mathematics allows (a negative std, for one).
-
-    Assumes: as the functions above.
-    Source: the functions above.
-
-    Example:
-        >>> facts = dict(vocab=33527, width=1024, std=1 / 32, readout_factor=1.0, hidden_rms=1.0)
-        >>> known = predict(**facts, kappa=0.9)
-        >>> round(known.initial_loss, 1), known.initial_loss_range
-        (28.8, None)
-        >>> bounds = predict(**facts)
-        >>> bounds.own_logit, bounds.own_logit_range
-        (None, (0.0, 32.0))
-    """
-    if vocab == 0 or width == 0:
-        return Predicted(math.nan)
-    log_vocab = math.log(_size("vocab", vocab))
-    std, lookup_factor = _usable(std), _usable(lookup_factor)
-    readout_factor, hidden_rms, kappa = _usable(readout_factor), _usable(hidden_rms), _usable(kappa)
-    rms = None if std is None or lookup_factor is None else lookup_rms(lookup_factor, std)
-    if std is None or readout_factor is None or hidden_rms is None:
-        return Predicted(log_vocab, lookup_rms=rms)
-    s = logit_std(readout_factor, hidden_rms, std, width)
-    share = _within("pi", _usable(pi) or 0.0, 0.0, 1.0)
-    sign = math.copysign(1.0, readout_factor)
-    if kappa is not None:
-        # A measured cosine may leave [-1, 1] by a rounding error.
-        cosine = sign * (kappa if abs(kappa) > 1 + 1e-3 else max(-1.0, min(1.0, kappa)))
-        own, loss = own_logit(cosine, s, width), initial_loss(s, vocab, width, cosine, share)
-        return Predicted(log_vocab, s, rms, own, loss)
-    largest = own_logit(sign, s, width)
-    own_range = (min(0.0, largest), max(0.0, largest))
-    loss_range = _loss_range(s, vocab, largest, share)
-    return Predicted(log_vocab, s, rms, own_logit_range=own_range, initial_loss_range=loss_range)

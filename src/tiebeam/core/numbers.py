@@ -68,7 +68,7 @@ def scalar(graph: Graph, flags: list[int], value: int) -> Factor | None:
         return Factor(v.number, "", literal=not flags[v.id] & LEAF)
     if v.lost:
         return Factor(None, f"its value{_leaf_of(graph, v.id)} is lost on meta")
-    return Factor(None, "it is random")
+    return Factor(None, "it is random" if flags[v.id] & RANDOM else "its value is no real number")
 
 
 def _leaf_of(graph: Graph, value: int) -> str:

@@ -1,26 +1,34 @@
 """All lookups and readouts of vocabulary tables in one pass: which of the many products is a head."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from tiebeam.core.chains import computed_from
 from tiebeam.core.roles import Read, lookup_at, products_at, reaches
+from tiebeam.core.source import source_of
 from tiebeam.core.walk import Forward
-from tiebeam.ir import Graph
+from tiebeam.ir import Graph, Op
 
 SMALL_SHARE = 0.25  # a table below a quarter of the largest, in rows or width, is no vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """All lookups and readouts of vocabulary tables, in order of execution."""
+    """All lookups and readouts of vocabulary tables, in order of execution.
+
+    Attributes:
+        hidden: By leaf key the name of an operation of unknown body that reads the table as well.
+    """
 
     lookups: tuple[Read, ...]
     readouts: tuple[Read, ...]
+    hidden: Mapping[int, str] = field(default_factory=dict)
 
 
 def find_reads(graph: Graph, flags: list[int]) -> Reads:
     """Lookups first; readouts are looked for among products that could belong to them."""
-    lookups = [r for node in graph.nodes if (r := lookup_at(graph, flags, node)) is not None]
+    used = [n for n in graph.nodes if graph.live[n.index]]
+    lookups = [r for node in used if (r := lookup_at(graph, flags, node)) is not None]
     if not lookups:
         return Reads((), ())
     kin = _Kin(lookups)
@@ -33,7 +41,20 @@ def find_reads(graph: Graph, flags: list[int]) -> Reads:
         tall = max(r.vocab for r in lookups)
         large = [r for r in foreign if r.vocab >= SMALL_SHARE * tall and r.vocab != r.width]
         heads = _heads(graph, flags, [r for r in large if reaches(graph, flags, r, plainly=True)], lookups, own)
-    return _vocabulary(lookups, sorted([*own, *heads], key=lambda r: r.node.index))
+    reads = _vocabulary(lookups, sorted([*own, *heads], key=lambda r: r.node.index))
+    return replace(reads, hidden=_hidden(graph, flags, kin))
+
+
+def _hidden(graph: Graph, flags: list[int], kin: "_Kin") -> dict[int, str]:
+    """Looked-up tables that an operation of unknown body reads as well: nobody knows in which role."""
+    found: dict[int, str] = {}
+    for node in graph.nodes:
+        if node.op is Op.OPAQUE and graph.live[node.index]:
+            for i in range(len(node.inputs)):
+                source = source_of(graph, flags, node, i)
+                if source is not None and source.leaf.key in kin.axes:
+                    found.setdefault(source.leaf.key, node.label)
+    return found
 
 
 class _Kin:
@@ -94,6 +115,6 @@ def _vocabulary(lookups: list[Read], readouts: list[Read]) -> Reads:
     def stays(r: Read) -> bool:
         if r.source.leaf.key in kept or r.source.leaf.storage in kept:
             return True
-        return r.vocab >= SMALL_SHARE * tall and r.width >= SMALL_SHARE * wide
+        return r.vocab >= SMALL_SHARE * tall and r.width > SMALL_SHARE * wide
 
     return Reads(tuple(r for r in lookups if stays(r)), tuple(readouts))

@@ -23,11 +23,13 @@ class Use:
     Attributes:
         read: The first execution.
         literal: A number of the program went into the factor: it could be a size of the inputs.
+        hidden: An operation of unknown body that reads the table as well, or "".
     """
 
     fact: Lookup | Readout
     read: Read
     literal: bool
+    hidden: str = ""
 
     @property
     def site(self) -> tuple[str, str, str, int]:
@@ -36,12 +38,20 @@ class Use:
         return kind, self.fact.where, self.fact.name, self.read.vocab_axis
 
 
+def barriers(graph: Graph) -> tuple[str, ...]:
+    """A note for every operation whose body is unknown and that something returned depends on."""
+    labels = [n.label for n in graph.nodes if n.foreign and graph.live[n.index]]
+    return tuple(
+        f"{label} has an unknown body: what passes through it is not followed" for label in dict.fromkeys(labels)
+    )
+
+
 def build_uses(graph: Graph, flags: list[int], reads: Reads) -> list[Use]:
     """One `Use` for each call site with equal facts."""
     alive = reached_by_gradients(graph) if graph.attached else [True] * len(graph.values)
     uses = [_lookup(graph, flags, r, alive) for r in reads.lookups]
     uses += [_readout(graph, flags, r, alive) for r in reads.readouts]
-    return _fold(uses)
+    return _fold([replace(u, hidden=reads.hidden.get(u.read.source.leaf.key, "")) for u in uses])
 
 
 def _gradient(read: Read, alive: list[bool]) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from tiebeam.core import moments
 from tiebeam.core.facts import Lookup, Predicted, Readout, Table
+from tiebeam.core.predict import predict
 from tiebeam.core.records import Use, root_mean_square
 from tiebeam.core.statistics import TableStatistics, Weights
 from tiebeam.core.ties import Group, group_uses, judge
@@ -46,6 +47,7 @@ def _table(group: Group, weights: Weights, repeats: float | None) -> Table:
     lookup_factor = _agreed("lookup", [f.factor for f in lookups], [f.notes for f in lookups], notes)
     readout_factor = _agreed("readout", [f.factor for f in readouts], [f.notes for f in readouts], notes)
     caps = {f.soft_cap for f in readouts}
+    cap = caps.pop() if len(caps) == 1 else None
     hidden_rms = root_mean_square([f.hidden_rms for f in readouts])
     target, ratio = _targets(readouts, lookup_factor, readout_factor, hidden_rms, width)
     tied = bool(lookups and readouts)
@@ -60,7 +62,7 @@ def _table(group: Group, weights: Weights, repeats: float | None) -> Table:
         readouts=readouts,
         lookup_factor=lookup_factor,
         readout_factor=readout_factor,
-        soft_cap=caps.pop() if len(caps) == 1 else None,
+        soft_cap=cap,
         readout_bias=any(f.bias for f in readouts),
         norm_after_lookup=bool(lookups) and all(f.norm_after for f in lookups),
         hidden_rms=hidden_rms,
@@ -76,7 +78,7 @@ def _table(group: Group, weights: Weights, repeats: float | None) -> Table:
         partner=None if group.partner is None else group.partner.names[0],
         distance=group.distance,
         padding_rows=stats.zero_rows if stats.zero_count <= len(stats.zero_rows) < vocab else (),
-        predicted=_predicted(vocab, width, stats, lookup_factor, readout_factor, hidden_rms, kappa, repeats),
+        predicted=_predicted(vocab, width, stats, lookup_factor, readout_factor, hidden_rms, kappa, repeats, cap),
         notes=tuple(dict.fromkeys(notes)),
     )
 
@@ -125,8 +127,9 @@ def _predicted(
     rms: float | None,
     kappa: float | None,
     repeats: float | None,
+    soft_cap: float | None,
 ) -> Predicted:
-    return moments.predict(
+    return predict(
         vocab=vocab,
         width=width,
         std=stats.std,
@@ -135,4 +138,5 @@ def _predicted(
         hidden_rms=rms or None,
         kappa=kappa,
         pi=repeats,
+        soft_cap=soft_cap,
     )

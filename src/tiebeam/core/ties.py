@@ -89,6 +89,11 @@ def judge(groups: list[Group], compare: Compare, declares: Declares, *, meta: bo
     for group in groups:
         if group in whole:
             continue
+        hidden = next((u.hidden for u in group.uses if u.hidden), "")
+        if hidden:
+            group.state = "unknown"
+            group.notes += [f"{hidden}, whose body is unknown, reads it too: in which role cannot be seen"]
+            continue
         others = [g for g in groups if g is not group and (g in whole or _complement(g, group))]
         fitting = [g for g in others if _fits(g, group)]
         if not fitting:
@@ -124,6 +129,9 @@ def _pair(group: Group, fitting: list[Group], compare: Compare, declares: Declar
         else:
             group.state = "untied"
             group.notes += ["no values to compare it with its partner by"] if meta else []
+    elif distance.equal and all(leaf.fetched for g in (group, other) for leaf in g.leaves):
+        group.state = "unknown"
+        group.notes += ["a wrapper fetched both tables for the pass, with equal values: one table or two is not seen"]
     elif distance.equal:
         group.state = "copy"
     elif relative < DRIFTED or asked:

@@ -136,7 +136,8 @@ class Forward:
         if node.op in _PASS:
             others = [x for x in node.inputs if x != v]
             if node.op is Op.UPDATE and any(self.depends(x) for x in others):
-                return None
+                apart = Factor(None, "some of its elements are changed apart from the others")
+                return replace(self._moved(state, axes), factor=apart)
             return self._moved(state, axes)
         if node.op in (Op.MUL, Op.DIV):
             return self._scaled(node, i, self._moved(state, axes))

@@ -199,8 +199,8 @@ class Lowering:
         out = self.shape(eqn.outputs[0])
         return self.emit(eqn, op, inputs, [broadcast(self.shape(v), out) for v in inputs], **facts)
 
-    def opaque(self, eqn: Equation) -> None:
-        self.emit(eqn, Op.OPAQUE, eqn.inputs, [None] * len(eqn.inputs), eqn.outputs)
+    def opaque(self, eqn: Equation, *, foreign: bool = False) -> None:
+        self.emit(eqn, Op.OPAQUE, eqn.inputs, [None] * len(eqn.inputs), eqn.outputs, foreign=foreign)
 
     # -- frames --
 

@@ -79,9 +79,15 @@ class JaxModel:
         return (_array(inputs),), {}
 
     def trace(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False, measure: bool = True
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        logits: bool = False,
+        seed: int | None = None,
+        measure: bool = True,
     ) -> Trace:
-        """One application of the model."""
+        """One application of the model; what it draws comes of its own keys, whatever the `seed`."""
         program = next((p for a, k, p in self._programs if a is args and k is kwargs), None)
         if program is None:
             program = program_of(self.held, self.arrays, args, kwargs)
@@ -150,13 +156,35 @@ class JaxModel:
             self.arrays[place], vocab_axis=vocab_axis, seed=seed, ordinal=ordinal, std=std, zero_rows=zero_rows
         )
 
-    def zero(self, traced: Trace, names: Sequence[str]) -> tuple[str, ...]:
-        found = []
-        for place, slot in enumerate(self.held.slots):
-            if set(names) & set(slot.names):
-                self.arrays[place] = weights.zeros(self.arrays[place])
-                found.append(slot.name)
-        return tuple(found)
+    def keep(self, traced: Trace, leaf: Leaf) -> Callable[[], None]:
+        """Remember a table; the result puts it back."""
+        return self._put_back([traced.places[leaf.key]])
+
+    def zero_rows(self, traced: Trace, leaf: Leaf, vocab_axis: int) -> tuple[int, ...]:
+        """Rows that are all zero; none where all are, for nothing says which of them are padding."""
+        table = self.arrays[traced.places[leaf.key]]
+        rows = weights.zero_rows(table, vocab_axis)
+        return rows if len(rows) < weights.flat_shape(tuple(table.shape))[vocab_axis] else ()
+
+    def zero(self, names: Sequence[str]) -> tuple[tuple[str, ...], Callable[[], None]]:
+        """Set parameters to zero: the names that were, and what puts them back."""
+        slots = enumerate(self.held.slots)
+        places = {n: i for i, s in slots if s.parameter and s.floating for n in s.names}
+        found = tuple(n for n in names if n in places)
+        put_back = self._put_back([places[n] for n in found])
+        for n in found:
+            self.arrays[places[n]] = weights.zeros(self.arrays[places[n]])
+        return found, put_back
+
+    def _put_back(self, places: Sequence[int]) -> Callable[[], None]:
+        """What sets arrays to those that lie there now: arrays do not change, so none is copied."""
+        kept = [(place, self.arrays[place]) for place in places]
+
+        def put_back() -> None:
+            for place, array in kept:
+                self.arrays[place] = array
+
+        return put_back
 
     def rebuilt(self) -> Any:
         """The caller's module, or its params, with what was written."""

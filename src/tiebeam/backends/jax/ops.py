@@ -1,7 +1,7 @@
 """Primitives in core's words: one table from names to small rules.
 
-Most primitives say in their parameters what becomes of each axis. What stands in no table is `Op.OPAQUE`, with a
-note: its body is unknown.
+Most primitives say in their parameters what becomes of each axis. What stands in no table is `Op.OPAQUE`
+and foreign: its body is unknown.
 """
 
 from collections.abc import Callable
@@ -58,9 +58,7 @@ def lower_equation(low: Lowering, at: Equation) -> None:
     elif name in REDUCTIONS:
         _reduce(low, at)
     else:
-        if name not in BARRIERS:
-            low.notes[f"{name} has an unknown body: nothing was followed through it"] = None
-        low.opaque(at)
+        low.opaque(at, foreign=name not in BARRIERS)
 
 
 def _same(low: Lowering, at: Equation) -> None:

@@ -133,6 +133,23 @@ def zeros(array: Array) -> Array:
     return jax.device_put(jnp.zeros(array.shape, array.dtype), array.sharding)
 
 
+def zero_rows(array: Array, vocab_axis: int) -> tuple[int, ...]:
+    """Every row that is all zero, negative zeros too; none where there are no values to read.
+
+    Example:
+        >>> zero_rows(jnp.eye(4, 2), vocab_axis=0)
+        (2, 3)
+    """
+    if not readable(array) or 0 in array.shape:
+        return ()
+    return tuple(np.flatnonzero(~np.asarray(_row_nonzero(array, vocab_axis))).tolist())
+
+
+@partial(jax.jit, static_argnums=1)
+def _row_nonzero(array: Any, vocab_axis: int) -> Any:
+    return jnp.any(_matrix(array, vocab_axis) != 0, axis=1)
+
+
 def _matrix(array: Array, vocab_axis: int) -> Any:
     flat = jnp.reshape(array, flat_shape(tuple(array.shape)))
     return flat if vocab_axis == 0 else flat.T

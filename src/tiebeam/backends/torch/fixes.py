@@ -4,7 +4,7 @@ from torch import nn
 
 
 def _get(path: str) -> str:
-    return f'model.get_submodule("{path}")' if path else "model"
+    return f"model.get_submodule({path!r})" if path else "model"
 
 
 class TorchFixes:
@@ -23,7 +23,7 @@ class TorchFixes:
             return ""
         if hasattr(self.modules[home], "parametrizations") or home.endswith("parametrizations.weight"):
             return ""
-        return f'{_get(home)}.{attribute} = model.get_parameter("{owner}")'
+        return f"{_get(home)}.{attribute} = model.get_parameter({owner!r})"
 
     def initialize(self) -> str:
         return "tiebeam.initialize(model, inputs)"
@@ -34,4 +34,4 @@ class TorchFixes:
         return f"{_get(where)}.register_forward_hook(lambda module, args, rows: rows * {factor!r})"
 
     def train(self, name: str, on: bool) -> str:
-        return f'model.get_parameter("{name}").requires_grad_({on})' if name in self.parameters else ""
+        return f"model.get_parameter({name!r}).requires_grad_({on})" if name in self.parameters else ""

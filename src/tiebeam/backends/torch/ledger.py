@@ -1,8 +1,8 @@
-"""Values of the pass: a tensor is known by its storage, that storage's version, and its geometry.
+"""Values of the pass: a tensor is known by its storage, what was written to it, and its geometry.
 
-A write through any view gives the whole storage a new version, so a stale view is never mistaken
-for what was written. Storages are held weakly: the ledger keeps no activation alive, and a weak
-reference keeps the address from being reused.
+Every write is logged, so a stale view is never mistaken for what was written: it is renewed by the writes it
+missed. Storages are held weakly: the ledger keeps no activation alive, and a weak reference keeps the address from
+being reused.
 """
 
 from dataclasses import dataclass, field
@@ -34,20 +34,20 @@ def span(g: Geometry) -> tuple[int, int]:
     return offset, offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
 
 
-def leaf_number(t: torch.Tensor) -> dict[str, Any]:
-    """`number_of`, and for a vector the number that all its elements equal, if so."""
-    if 1 < t.numel() == max(t.shape, default=0) <= VECTOR and t.is_floating_point() and type(t) in _PLAIN:
-        if t.device.type == "meta":
-            return {}
-        with _disable_current_modes():
-            low, high = torch.aminmax(t.detach())
-            return {"number": float(low)} if bool(low == high) else {}
-    return number_of(t)
+def uniform_number(t: torch.Tensor) -> float | None:
+    """The number that all elements of a vector equal, or None."""
+    if not 1 < t.numel() == max(t.shape, default=0) <= VECTOR or not t.is_floating_point() or type(t) not in _PLAIN:
+        return None
+    if t.device.type == "meta":
+        return None
+    with _disable_current_modes():
+        low, high = torch.aminmax(t.detach())
+        return float(low) if bool(low == high) else None
 
 
 def number_of(t: torch.Tensor) -> dict[str, Any]:
     """The element of a one-element tensor as facts of a draft: its number, or that it is lost."""
-    if t.numel() != 1 or t.is_complex() or t.dtype == torch.bool:
+    if t.numel() != 1 or t.is_complex():
         return {}
     if t.device.type == "meta":
         return {"lost": True}
@@ -72,13 +72,22 @@ class Draft:
 
 @dataclass(slots=True)
 class Storage:
-    """One storage: what its views are at the present version, and what they were before the last write."""
+    """One storage: the value of each of its views, and every write to it in order.
+
+    Attributes:
+        values: By geometry the value, and how many writes it has seen.
+        log: What was written: geometry and value.
+    """
 
     key: int
     ref: Any
-    version: int = 0
-    current: dict[Geometry, int] = field(default_factory=dict)
-    before: dict[Geometry, int] = field(default_factory=dict)
+    values: dict[Geometry, tuple[int, int]] = field(default_factory=dict)
+    log: list[tuple[Geometry, int]] = field(default_factory=list)
+
+    def fresh(self, g: Geometry) -> int | None:
+        """The value of a view that no later write can have touched, or None."""
+        entry = self.values.get(g)
+        return entry[0] if entry is not None and entry[1] == len(self.log) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +110,7 @@ class Ledger:
         self.loose: dict[int, tuple[int, torch.Tensor]] = {}  # tensors without a storage, held
         self.leaves: dict[str, Leaf] = {}
         self.implied: list[Implied] = []
+        self.tensors: dict[int, torch.Tensor] = {}  # leaves by value: which one is asked for is known later
 
     def storage(self, t: torch.Tensor) -> Storage | None:
         try:
@@ -119,26 +129,24 @@ class Ledger:
 
     def value(self, t: torch.Tensor) -> int:
         """Id of the value that `t` holds now."""
-        held = self.objects.get(id(t))
-        if held is not None:
-            value, home, version = held
-            if home.version == version:
-                return value
         storage = self.storage(t)
         if storage is None:
             return self._loose(t)
+        held = self.objects.get(id(t))
+        if held is not None and held[1] is storage and held[2] == len(storage.log):
+            return held[0]
         g = geometry(t)
-        known = storage.current.get(g)
+        known = storage.fresh(g)
         if known is not None and type(t) is torch.Tensor and self.drafts[known].leaf is None:
             return known  # an activation: by far the most common
         if held is None and isinstance(t, torch.nn.Parameter):
             names = self.names.of(t) or self.names.look_again(t)
-            if names or not storage.current:
+            if names or not storage.values:
                 return self._leaf(t, storage, names)
         if known is not None:
             return known
-        if storage.current or storage.before:
-            return self._implied(storage, g)
+        if storage.values:
+            return self._renewed(storage, g) if g in storage.values else self._derived(storage, g)
         names = self.names.of(t)
         if not names and t.ndim >= 2 and not isinstance(t, torch.nn.Parameter):
             names = self.names.look_again(t)
@@ -155,25 +163,21 @@ class Ledger:
         place: tuple[Storage | None, Geometry],
         origin: Origin,
         varying: bool,
+        *,
+        written: bool = False,
         **facts: Any,
     ) -> int:
-        """A new value for what an operation (or the caller) made."""
+        """A new value for what an operation made, or wrote, or the caller passed."""
         storage, g = place
         value = len(self.drafts)
         self.drafts.append(Draft(g, origin, varying=varying, **facts))
         if storage is None:
             self.loose[id(t)] = (value, t)
-        else:
-            storage.current[g] = value
+            return value
+        if written:
+            storage.log.append((g, value))
+        storage.values[g] = (value, len(storage.log))
         return value
-
-    def wrote(self, t: torch.Tensor) -> None:
-        """Start a new version of the storage of `t`."""
-        storage = self.storage(t)
-        if storage is not None:
-            storage.version += 1
-            storage.before = {**storage.before, **storage.current}
-            storage.current = {}
 
     def _leaf(self, t: torch.Tensor, storage: Storage, names: tuple[str, ...]) -> int:
         g = geometry(t)
@@ -186,11 +190,12 @@ class Ledger:
                 fetched = id(t) not in self.names.residents
                 leaf = Leaf(names, len(self.drafts), storage.key, span(g), t.requires_grad, is_parameter, fetched)
             self.leaves.update(dict.fromkeys(names, leaf))
-            value = self.add(g, Origin.LEAF, leaf=leaf, **leaf_number(t))
+            value = self.add(g, Origin.LEAF, leaf=leaf, **number_of(t))
         if names or is_parameter:
             self.names.held[id(t)] = t
-            self.objects[id(t)] = (value, storage, storage.version)
-        storage.current.setdefault(g, value)
+            self.objects[id(t)] = (value, storage, len(storage.log))
+            self.tensors[value] = t
+        storage.values.setdefault(g, (value, len(storage.log)))
         return value
 
     def _loose(self, t: torch.Tensor) -> int:
@@ -201,23 +206,44 @@ class Ledger:
             self.loose[id(t)] = (self.add((0, t.shape, (), t.dtype), origin, leaf=leaf), t)
         return self.loose[id(t)][0]
 
-    def _implied(self, storage: Storage, g: Geometry) -> int:
-        """A value nobody recorded: a view of what is known, or the old one with a part overwritten."""
-        low, high = span(g)
+    def _renewed(self, storage: Storage, g: Geometry) -> int:
+        """The value of a known view after what was written since through other views."""
+        value, seen = storage.values[g]
+        for written, new in storage.log[seen:]:
+            if written == g:
+                value = new
+            elif _covers(written, g):
+                value = self._implied("view", (new,), g)
+            elif _meet(written, g):
+                value = self._implied("update", (value, new), g)
+        storage.values[g] = (value, len(storage.log))
+        return value
 
-        def covers(other: Geometry) -> bool:
-            a, b = span(other)
-            return a <= low and high <= b
+    def _derived(self, storage: Storage, g: Geometry) -> int:
+        """A view that nobody recorded making (`.data` and friends), of one that is known."""
+        known = list(storage.values)
+        source = next((k for k in known if _covers(k, g)), None) or next((k for k in known if _meet(k, g)), known[0])
+        value = self._implied("view", (self._renewed(storage, source),), g)
+        storage.values[g] = (value, len(storage.log))
+        return value
 
-        now = next((v for other, v in storage.current.items() if covers(other)), None)
-        if now is not None:
-            sources = [now]
-        else:
-            old = storage.before.get(g, next((v for other, v in storage.before.items() if covers(other)), None))
-            sources = [v for v in (old, *list(storage.current.values())[-1:]) if v is not None]
-        kind = "update" if len(sources) == 2 else "view"
+    def _implied(self, kind: str, sources: tuple[int, ...], g: Geometry) -> int:
         varying = any(self.drafts[v].varying for v in sources)
         value = self.add(g, Origin.NODE, varying=varying)
-        self.implied.append(Implied(kind, tuple(sources), value))
-        storage.current[g] = value
+        self.implied.append(Implied(kind, sources, value))
         return value
+
+
+def _covers(a: Geometry, b: Geometry) -> bool:
+    """Whether `a` holds every element of a stretch that `b` lies in."""
+    (low, high), (first, last) = span(a), span(b)
+    elements = 1
+    for n in a[1]:
+        elements *= n
+    return low <= first and last <= high and elements == high - low
+
+
+def _meet(a: Geometry, b: Geometry) -> bool:
+    """Whether two views may have elements in common."""
+    (low, high), (first, last) = span(a), span(b)
+    return low < last and first < high

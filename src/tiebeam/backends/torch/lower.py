@@ -1,135 +1,17 @@
-"""From what PyTorch executed to core's graph: ids, shapes and axes; the meaning of each op is in `ops`."""
+"""From what PyTorch executed to core's graph."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
-import torch
-
-from tiebeam.backends.torch.ledger import Draft, Implied, Ledger
-from tiebeam.backends.torch.record import Record, Ref
-from tiebeam.backends.torch.views import view_axes
-from tiebeam.ir import Axes, Graph, Node, Op, Origin, Value
-
-_DTYPES = {d: str(d).removeprefix("torch.") for d in vars(torch).values() if isinstance(d, torch.dtype)}
-
-
-@lru_cache(maxsize=1 << 12)  # the layers of a model repeat each other's shapes
-def broadcast(shape: tuple[int, ...], out: tuple[int, ...]) -> Axes:
-    """Axes aligned from the right; an operand's axis of size 1 that is stretched carries nothing."""
-    shift = len(out) - len(shape)
-    return tuple(
-        i - shift if i >= shift and (shape[i - shift] == n or shape[i - shift] != 1) else -1 for i, n in enumerate(out)
-    )
-
-
-class Lowering:
-    """Builds nodes; one method a shape of operation, called by the table in `ops`."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.drafts = ledger.drafts
-        self.nodes: list[Node] = []
-        self.producers: dict[int, int] = {}
-        self.literals: dict[float, int] = {}
-        self.record: Record
-
-    def shape(self, value: int) -> tuple[int, ...]:
-        return self.drafts[value].geometry[1]
-
-    def operand(self, a: Any) -> tuple[int, bool | None]:
-        """Value id of an argument (a number becomes a literal), and whether it carried a gradient."""
-        if isinstance(a, Ref):
-            return a.value, a.attached
-        number = float(a)
-        if number not in self.literals:
-            self.literals[number] = len(self.drafts)
-            self.drafts.append(Draft((0, (), (), torch.float32), Origin.LITERAL, number=number))
-        return self.literals[number], None
-
-    def emit(
-        self, op: Op, inputs: Sequence[Any], axes: Sequence[Axes | None], outputs: Sequence[int], **facts: Any
-    ) -> int:
-        """Append a node; `inputs` are arguments of the record, or (value, attached) pairs."""
-        operands = [a if isinstance(a, tuple) else self.operand(a) for a in inputs]
-        index = len(self.nodes)
-        self.nodes.append(
-            Node(
-                index=index,
-                op=op,
-                inputs=tuple(v for v, _ in operands),
-                outputs=tuple(outputs),
-                axes=tuple(axes),
-                attached=tuple(g for _, g in operands),
-                label=facts.pop("label", "") or self.record.schema.name,
-                where=self.record.where,
-                recorded=self.record.recorded,
-                **facts,
-            )
-        )
-        for v in outputs:
-            self.producers[v] = index
-        return outputs[0]
-
-    def temporary(self, shape: Sequence[int], like: int) -> int:
-        """A value between two nodes that one framework operation stands for."""
-        draft = self.drafts[like]
-        g = (0, tuple(shape), (), draft.geometry[3])
-        self.drafts.append(Draft(g, Origin.NODE, varying=draft.varying))
-        return len(self.drafts) - 1
-
-    def elementwise(self, op: Op, inputs: Sequence[Any], output: int | None = None, **facts: Any) -> int:
-        """A broadcasting operation over `inputs`."""
-        out = self.record.outputs[0] if output is None else output
-        pairs = [a if isinstance(a, tuple) else self.operand(a) for a in inputs]
-        shape = self.shape(out)
-        axes = [broadcast(self.shape(v), shape) if self.shape(v) else None for v, _ in pairs]
-        return self.emit(op, pairs, axes, [out], **facts)
-
-    def view(self, source: Any, output: int) -> int:
-        value, attached = source if isinstance(source, tuple) else self.operand(source)
-        axes = view_axes(self.drafts[value].geometry, self.drafts[output].geometry)
-        return self.emit(Op.LAYOUT, [(value, attached)], [axes], [output])
-
-    def scaled(self, a: Any, by: Any) -> Any:
-        """`a * by` as a node of its own, or `a` itself where `by` is 1."""
-        if not isinstance(by, Ref) and by == 1:
-            return a
-        value, attached = self.operand(a)
-        out = self.temporary(self.shape(value), value)
-        self.elementwise(Op.MUL, [(value, attached), by], out)
-        return out, attached
-
-    def implied(self, item: Implied) -> None:
-        """A view or update that no operation recorded."""
-        out = self.drafts[item.output].geometry
-        axes: list[Axes | None] = [view_axes(self.drafts[item.sources[0]].geometry, out)]
-        op = Op.LAYOUT
-        if item.kind == "update":
-            op, axes = Op.UPDATE, [*axes, None]
-        # `.data` and friends leave autograd's sight: the reader's own flag says whether a gradient flows.
-        pairs = [(v, None) for v in item.sources[: len(axes)]]
-        self.emit(op, pairs, axes, [item.output], label=f"implied {item.kind}")
-
-    def values(self) -> tuple[Value, ...]:
-        return tuple(
-            Value(
-                id=i,
-                shape=tuple(d.geometry[1]),
-                dtype=_DTYPES[d.geometry[3]],
-                origin=d.origin,
-                producer=self.producers.get(i, -1),
-                leaf=d.leaf,
-                number=d.number,
-                lost=d.lost,
-            )
-            for i, d in enumerate(self.drafts)
-        )
+from tiebeam.backends.torch.builder import Lowering
+from tiebeam.backends.torch.ledger import Implied, Ledger
+from tiebeam.backends.torch.ops import lower_record
+from tiebeam.backends.torch.record import Record
+from tiebeam.ir import Graph
 
 
 def lower(ledger: Ledger, records: Sequence[Record | Implied], **facts: Any) -> Graph:
     """The graph of a recorded pass; `facts` are the remaining fields of `Graph`."""
-    from tiebeam.backends.torch.ops import lower_record
-
     lowering = Lowering(ledger)
     at: dict[int, int] = {}
     for position, item in enumerate(records):

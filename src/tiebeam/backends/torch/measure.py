@@ -14,9 +14,10 @@ import torch
 
 from tiebeam.backends.torch.ledger import Draft
 from tiebeam.backends.torch.schema import Schema
+from tiebeam.backends.torch.shadow import tensors_in
 
-STREAM = 24  # tensors of the residual stream held: a decomposed norm and a head's transform fit
-ROWS = 2048  # rows that a cosine is averaged over
+STREAM = 12  # tensors of the residual stream held: a decomposed norm and a head's transform fit
+ROWS = 512  # rows that a cosine is averaged over
 PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "linear", "matmul", "addbmm"))
 GATHERS = frozenset(("embedding", "index", "index_select", "_embedding_bag", "gather"))
 
@@ -38,7 +39,8 @@ class Measures:
         self._tallest = 0
         self._numel = -1
         self._stream: deque[tuple[int, torch.Tensor]] = deque(maxlen=STREAM)
-        self._rows: tuple[Any, Any, tuple[int, ...]] | None = None
+        self._rows: torch.Tensor | None = None
+        self.repeats: float | None = None
         self._descends: set[int] = set()
 
     def after(
@@ -77,8 +79,9 @@ class Measures:
         self.rms[value] = rms(out[:ROWS] if out.ndim == 2 else out)
         if schema.name in ("embedding", "index", "index_select") and vocab >= self._tallest:
             self._tallest = vocab
-            self._rows = (func, args, tuple(out.shape))
+            self._rows = out.detach().reshape(-1, out.shape[-1])[:ROWS].float().clone()
             self._numel = out.numel()
+            self.repeats = _repeats(args[1:])
 
     def _product(self, index: int, args: Any, refs: Any, out: torch.Tensor, value: int) -> None:
         sizes = set(out.shape)
@@ -98,9 +101,7 @@ class Measures:
     def _cosines(self, index: int) -> None:
         if self._rows is None or not self._stream or len(self.cosine) > 64 * STREAM:
             return
-        func, args, shape = self._rows
-        width = shape[-1]
-        rows = func(*args).reshape(-1, width)[:ROWS].float()
+        rows, width = self._rows, self._rows.shape[-1]
         norms = rows.norm(dim=1)
         for value, t in self._stream:
             if t.shape[-1] != width:
@@ -133,8 +134,15 @@ def rms(t: torch.Tensor) -> float:
 
 
 def std(t: torch.Tensor) -> float:
-    """Standard deviation of all elements, in float32."""
-    return float(t.detach().float().std(unbiased=False))
+    """Standard deviation of all elements, accumulated in float32 or wider, without a copy."""
+    mean = float(t.detach().sum(dtype=torch.float64)) / t.numel()
+    return math.sqrt(max(rms(t) ** 2 - mean**2, 0.0))
+
+
+def _repeats(args: Any) -> float | None:
+    """Share of positions whose next token is the same token, in the ids of a lookup."""
+    ids = next((t for t in tensors_in(args) if not t.is_floating_point() and t.ndim and t.shape[-1] > 1), None)
+    return None if ids is None else float((ids[..., 1:] == ids[..., :-1]).float().mean())
 
 
 def _real(t: torch.Tensor) -> bool:

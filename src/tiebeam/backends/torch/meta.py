@@ -20,6 +20,8 @@ class MetaRecorder(Recorder):
     those are unknown, so that control flow goes on; what is made up is remembered in `answers`.
     """
 
+    decomposes = False  # fake tensors do that themselves
+
     def __init__(self, *args: Any, fake: FakeTensorMode | None = None) -> None:
         super().__init__(*args)
         self.fake = fake

@@ -10,11 +10,12 @@ from torch import nn
 from tiebeam.backends.torch import weights
 from tiebeam.backends.torch.diagnose import unfit_modules, without_values
 from tiebeam.backends.torch.fixes import TorchFixes
+from tiebeam.backends.torch.parts import sharded
 from tiebeam.backends.torch.shorten import shorter_arguments
 from tiebeam.backends.torch.trace import Trace, trace
 from tiebeam.core.report import Finding
 from tiebeam.core.statistics import Distance, TableStatistics
-from tiebeam.errors import ShapeError
+from tiebeam.errors import InputError, ShapeError
 from tiebeam.ir import Leaf
 
 
@@ -83,9 +84,15 @@ class TorchModel:
         return value.clone() if isinstance(value, torch.Tensor) and value.is_inference() else value
 
     def trace(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False, measure: bool = True
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        logits: bool = False,
+        seed: int | None = None,
+        measure: bool = True,
     ) -> Trace:
-        return trace(self.model, args, kwargs, logits=logits)
+        return trace(self.model, args, kwargs, logits=logits, seed=seed)
 
     def shorter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         with torch.inference_mode(False):
@@ -140,6 +147,12 @@ class TorchModel:
         return max(matrices, default=None)
 
     def check_writable(self, traced: Trace, leaf: Leaf) -> None:
+        if leaf.fetched and not sharded(traced.tensors[leaf.key]):
+            raise InputError(
+                f"{leaf.name!r} lies elsewhere: a wrapper fetches it for each pass, and what is written is lost",
+                expected="parameters in memory",
+                hint="initialise before offloading",
+            )
         weights.check_writable(_matrix(traced.tensors[leaf.key]))
 
     def write(
@@ -156,9 +169,38 @@ class TorchModel:
         table = _matrix(traced.tensors[leaf.key])
         weights.write_table(table, vocab_axis=vocab_axis, seed=seed, ordinal=ordinal, std=std, zero_rows=zero_rows)
 
-    def zero(self, traced: Trace, names: Sequence[str]) -> tuple[str, ...]:
+    def keep(self, traced: Trace, leaf: Leaf) -> Callable[[], None]:
+        """Copy a table; the result puts it back."""
+        table = traced.tensors[leaf.key]
+        copy = table.detach().clone()
+
+        def put_back() -> None:
+            with torch.no_grad():
+                table.copy_(copy)
+
+        return put_back
+
+    def zero_rows(self, traced: Trace, leaf: Leaf, vocab_axis: int) -> tuple[int, ...]:
+        """Rows that are all zero; where all are, those that an embedding calls padding."""
+        table = _matrix(traced.tensors[leaf.key])
+        rows = weights.zero_rows(table, vocab_axis)
+        if len(rows) < table.shape[vocab_axis]:
+            return rows
+        homes = [n.rpartition(".")[0] for n in leaf.names]
+        modules = [m for n, m in self.model.named_modules(remove_duplicate=False) if n in homes]
+        return tuple({m.padding_idx for m in modules if isinstance(m, nn.Embedding) and m.padding_idx is not None})
+
+    def zero(self, names: Sequence[str]) -> tuple[tuple[str, ...], Callable[[], None]]:
+        """Set trainable parameters to zero: the names that were, and what puts them back."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
-        found = [n for n in names if n in parameters]
+        found = [n for n in names if n in parameters and parameters[n].requires_grad]
+        copies = [(parameters[n], parameters[n].detach().clone()) for n in found]
         for n in found:
             weights.zero_(parameters[n])
-        return tuple(found)
+
+        def put_back() -> None:
+            with torch.no_grad():
+                for p, copy in copies:
+                    p.copy_(copy)
+
+        return tuple(found), put_back

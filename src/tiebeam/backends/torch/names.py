@@ -28,6 +28,7 @@ class Names:
         self.parameters: set[int] = set()
         self.index()
         self.residents = frozenset(self.paths)  # objects that were there before the pass
+        self.before = {n: self.held[i] for i, paths in self.paths.items() for n in paths}
 
     def index(self) -> None:
         for name, tensor, is_parameter in named_tensors(self.model):

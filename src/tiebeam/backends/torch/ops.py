@@ -6,7 +6,8 @@ Elementwise operations need no entry: ATen tags them. What is neither here nor t
 from collections.abc import Callable
 from typing import Any
 
-from tiebeam.backends.torch.lower import Lowering, broadcast
+from tiebeam.backends.torch import indexing
+from tiebeam.backends.torch.builder import Lowering, refs_of
 from tiebeam.backends.torch.record import MADE_FROM_NOTHING, Record, Ref
 from tiebeam.backends.torch.views import identity
 from tiebeam.ir import Axes, Op
@@ -40,52 +41,38 @@ def lower_record(low: Lowering, record: Record) -> None:
         _views(low, record)
     elif name in REDUCTIONS:
         _reduce(low, record)
-    elif record.schema.pointwise and _refs(record.args):
-        low.elementwise(Op.POINTWISE, _refs(record.args), degree=DEGREES.get(name))
-        _rest(low, record)
+    elif record.schema.pointwise and refs_of(record.args):
+        low.elementwise(Op.POINTWISE, refs_of(record.args), degree=DEGREES.get(name))
+        low.barrier(record.outputs[1:])
     else:
         _opaque(low, record)
 
 
-def _refs(args: Any) -> list[Ref]:
-    if isinstance(args, Ref):
-        return [args]
-    if isinstance(args, tuple):
-        return [r for a in args for r in _refs(a)]
-    return []
-
-
 def _opaque(low: Lowering, record: Record) -> None:
-    refs = _refs((record.args, tuple(record.kwargs.values())))
-    low.emit(Op.OPAQUE, refs, [None] * len(refs), record.outputs)
-
-
-def _rest(low: Lowering, record: Record) -> None:
-    """Secondary outputs of a multi-output operation: barriers."""
-    if len(record.outputs) > 1:
-        refs = _refs(record.args)
-        low.emit(Op.OPAQUE, refs, [None] * len(refs), record.outputs[1:])
+    refs = refs_of((record.args, tuple(record.kwargs.values())))
+    foreign = "." in record.schema.name  # a namespace of its own
+    low.emit(Op.OPAQUE, refs, [None] * len(refs), record.outputs, foreign=foreign)
 
 
 def _views(low: Lowering, record: Record) -> None:
-    source = _refs(record.args)[0]
+    source = refs_of(record.args)[0]
     for out in record.outputs:
         low.view(source, out)
 
 
 def _copy(low: Lowering, record: Record) -> None:
-    refs = _refs(record.args)
+    refs = refs_of(record.args)
     source = refs[-1] if record.schema.name == "copy" else refs[0]
     low.elementwise(Op.CAST, [source])
 
 
 def _same_place(op: Op) -> Rule:
     def rule(low: Lowering, record: Record) -> None:
-        source = _refs(record.args)[0]
+        source = refs_of(record.args)[0]
         out = record.outputs[0]
         rank = len(low.shape(out))
         low.emit(op, [source], [identity(rank)], [out])
-        _rest(low, record)
+        low.barrier(record.outputs[1:])
 
     return rule
 
@@ -98,7 +85,7 @@ def _repeat(low: Lowering, record: Record) -> None:
 
 
 def _concat(low: Lowering, record: Record) -> None:
-    parts = _refs(record.args[0])
+    parts = refs_of(record.args[0])
     rank = len(low.shape(record.outputs[0]))
     axis = record.args[1] if len(record.args) > 1 else record.kwargs.get("dim", 0)
     axis = axis % rank if rank else 0
@@ -112,7 +99,7 @@ def _concat(low: Lowering, record: Record) -> None:
 
 def _dropout(low: Lowering, record: Record) -> None:
     low.elementwise(Op.DROPOUT, [record.args[0]])
-    _rest(low, record)
+    low.barrier(record.outputs[1:])
 
 
 def _masked_fill(low: Lowering, record: Record) -> None:
@@ -162,7 +149,7 @@ def _mul(low: Lowering, record: Record) -> None:
 
 def _div(low: Lowering, record: Record) -> None:
     if record.kwargs.get("rounding_mode") is not None:
-        low.elementwise(Op.POINTWISE, _refs(record.args))
+        low.elementwise(Op.POINTWISE, refs_of(record.args))
     else:
         low.elementwise(Op.DIV, list(record.args[:2]))
 
@@ -176,7 +163,7 @@ def _pow(low: Lowering, record: Record) -> None:
     if isinstance(base, Ref) and not isinstance(exponent, Ref):
         low.elementwise(Op.POINTWISE, [base], degree=float(exponent))
     else:
-        low.elementwise(Op.POINTWISE, _refs(record.args))
+        low.elementwise(Op.POINTWISE, refs_of(record.args))
 
 
 def _addcmul(low: Lowering, record: Record) -> None:
@@ -190,7 +177,7 @@ def _addcmul(low: Lowering, record: Record) -> None:
 
 
 def _reduce(low: Lowering, record: Record) -> None:
-    source = _refs(record.args)[0]
+    source = refs_of(record.args)[0]
     out = record.outputs[0]
     rank, kept = len(low.shape(source.value)), len(low.shape(out))
     dims = next((a for a in record.args[1:] if isinstance(a, tuple) or type(a) is int), None)
@@ -212,7 +199,7 @@ def _reduce(low: Lowering, record: Record) -> None:
         low.elementwise(Op.MUL, [(total, source.attached), _size(low, out) / max(_size(low, source.value), 1)], out)
         return
     low.emit(Op.REDUCE, [source], [axes], [out], degree=degree, sums=record.schema.name == "sum")
-    _rest(low, record)
+    low.barrier(record.outputs[1:])
 
 
 def _softmax(low: Lowering, record: Record) -> None:
@@ -272,81 +259,12 @@ def _linear(low: Lowering, record: Record) -> None:
     low.elementwise(Op.ADD, [(product, x.attached or weight.attached), bias])
 
 
-def _embedding(low: Lowering, record: Record) -> None:
-    table, ids = record.args[:2]
-    rank = len(low.shape(record.outputs[0]))
-    index = broadcast(low.shape(ids.value), low.shape(record.outputs[0])[:-1])
-    low.emit(Op.GATHER, [table, ids], [(*(-1,) * (rank - 1), 1), (*index, -1)], record.outputs, axis=0)
-
-
-def _embedding_bag(low: Lowering, record: Record) -> None:
-    table, ids = record.args[:2]
-    rows = low.temporary((*low.shape(ids.value), low.shape(table.value)[1]), table.value)
-    rank = len(low.shape(ids.value))
-    low.emit(Op.GATHER, [table, ids], [(*(-1,) * rank, 1), None], [rows], axis=0)
-    out = record.outputs[0]
-    low.emit(Op.REDUCE, [(rows, table.attached)], [(-1, rank)], [out], degree=1.0)
-    _rest(low, record)
-
-
-def _index(low: Lowering, record: Record) -> None:
-    source, indices = record.args[0], record.args[1]
-    shape, out = low.shape(source.value), record.outputs[0]
-    places = [(k, r) for k, r in enumerate(indices) if isinstance(r, Ref)]
-    booleans = [r for _, r in places if str(low.drafts[r.value].geometry[3]) in ("torch.bool", "torch.uint8")]
-    rank = len(low.shape(out))
-    if len(places) == 1 and not booleans:
-        k, ref = places[0]
-        width = len(low.shape(ref.value))
-        axes = (*range(k), *(-1,) * width, *range(k + 1, len(shape)))
-        low.emit(Op.GATHER, [source, ref], [axes, None], [out], axis=k)
-        return
-    covered: set[int] = set()
-    at = 0
-    for r in indices:  # a boolean mask covers as many axes as it has
-        n = len(low.shape(r.value)) if isinstance(r, Ref) and r in booleans else 1
-        covered |= set(range(at, at + n)) if isinstance(r, Ref) else set()
-        at += n
-    kept = [a for a in range(len(shape)) if a not in covered]
-    first = min(covered, default=0)
-    adjacent = covered == set(range(first, first + len(covered)))
-    lead = [a for a in kept if a < first] if adjacent else []
-    axes = (*lead, *(-1,) * (rank - len(kept)), *[a for a in kept if a not in lead])
-    refs = [source, *(r for _, r in places)]
-    low.emit(Op.LAYOUT, refs, [axes, *[None] * len(places)], [out])
-
-
-def _index_select(low: Lowering, record: Record) -> None:
-    source, axis, ids = record.args[:3]
-    rank = len(low.shape(source.value))
-    axis %= max(rank, 1)
-    axes = tuple(-1 if i == axis else i for i in range(rank))
-    index = tuple(0 if i == axis else -1 for i in range(rank))
-    low.emit(Op.GATHER, [source, ids], [axes, index], record.outputs, axis=axis)
-
-
-def _gather(low: Lowering, record: Record) -> None:
-    source, axis, ids = record.args[:3]
-    rank = len(low.shape(source.value))
-    axis %= max(rank, 1)
-    axes = tuple(-1 if i == axis else i for i in range(rank))
-    low.emit(Op.GATHER, [source, ids], [axes, identity(rank)], record.outputs, axis=axis)
-
-
-def _update(low: Lowering, record: Record) -> None:
-    refs = _refs(record.args)
-    rank = len(low.shape(record.outputs[0]))
-    same = identity(rank)
-    axes = [same if i == 0 or len(low.shape(r.value)) == rank else None for i, r in enumerate(refs)]
-    low.emit(Op.UPDATE, refs, axes, record.outputs)
-
-
 def _normalize(low: Lowering, record: Record) -> None:
     refs = [r for r in record.args if isinstance(r, Ref)]
     rank = len(low.shape(record.outputs[0]))
     axes: list[Axes | None] = [identity(rank), *[None] * (len(refs) - 1)]
     low.emit(Op.NORMALIZE, refs, axes, record.outputs[:1])
-    _rest(low, record)
+    low.barrier(record.outputs[1:])
 
 
 def _weight_norm(low: Lowering, record: Record) -> None:
@@ -377,7 +295,7 @@ def _loss(low: Lowering, record: Record) -> None:
     axis = 1 if len(low.shape(logp.value)) > 1 else 0
     refs = [logp, target]
     low.emit(Op.LOSS, refs, [None, None], record.outputs[:1], axis=axis)
-    _rest(low, record)
+    low.barrier(record.outputs[1:])
 
 
 RULES: dict[str, Rule] = {
@@ -403,15 +321,15 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "matmul"), _product),
     **dict.fromkeys(("addmm", "baddbmm", "addmv"), _add_product),
     "linear": _linear,
-    "embedding": _embedding,
-    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _embedding_bag),
-    "index": _index,
-    "index_select": _index_select,
-    "gather": _gather,
+    "embedding": indexing.embedding,
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), indexing.embedding_bag),
+    "index": indexing.index,
+    "index_select": indexing.index_select,
+    "gather": indexing.gather,
     **dict.fromkeys(
         "index_put _unsafe_index_put scatter scatter_add index_copy index_add index_fill masked_scatter slice_scatter "
         "select_scatter scatter_reduce index_reduce".split(),
-        _update,
+        indexing.update,
     ),
     **dict.fromkeys(
         "native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm _native_batch_norm_legit "

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tiebeam.backends.torch.keep import Keeper
 from tiebeam.backends.torch.ledger import Implied, Ledger, number_of
 from tiebeam.backends.torch.measure import Measures
 from tiebeam.backends.torch.schema import WRITES_UNSAID, Schema, schema_of
@@ -50,25 +51,35 @@ class Recorder(TorchDispatchMode):
     """Fills `records`; `ledger` knows the values.
 
     Args:
-        protect: Parameters and buffers by storage address: cloned before their first write.
+        keeper: Told of everything that is about to be written.
     """
 
     supports_higher_order_operators = True
+    decomposes = True
 
-    def __init__(self, ledger: Ledger, measures: Measures, protect: dict[int, torch.Tensor]) -> None:
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No wrapper against the compiler: the pass is eager, and the wrapper would load the compiler (seconds)."""
+        return False
+
+    def __init__(self, ledger: Ledger, measures: Measures, keeper: Keeper) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
         self.measures = measures
         self.records: list[Record | Implied] = []
         self.modules: list[str] = [""]
-        self.protect = protect
-        self.saved: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.keeper = keeper
         self.answers: list[str] = []  # operations whose result was made up (meta tensors)
         self.autograd = True  # False where flags say nothing: TorchScript differentiates by itself
         self.items = False  # a number was read out of a tensor that an input reached
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         schema = schema_of(func)
+        if schema.composite and self.decomposes:  # reached whole only where autograd is off (inference tensors)
+            with self:
+                out = func.decompose(*args, **(kwargs or {}))
+            if out is not NotImplemented:
+                return out
         read: list[int] = []
         refs = self._refs(args, read)
         named = {k: self._refs((v,), read)[0] for k, v in kwargs.items()} if kwargs else {}
@@ -80,8 +91,6 @@ class Recorder(TorchDispatchMode):
             self.records += self.ledger.implied
             self.ledger.implied.clear()
         self.follow(read, func, args, kwargs or {}, out)
-        for t in written:
-            self.ledger.wrote(t)
         outputs = self._outputs(schema, read, out, written)
         if outputs:
             self.records.append(Record(schema, refs, named, outputs, self.modules[-1], torch.is_grad_enabled()))
@@ -122,26 +131,22 @@ class Recorder(TorchDispatchMode):
         said = [args[i] for i in schema.writes if i < len(args)]
         written = tensors_in(said + [named[n] for n in schema.writes_names if n in named])
         for t in [*written, *unsaid]:
-            self._keep(t)
+            self.keeper.before_write(t)
         return written
 
-    def _keep(self, t: torch.Tensor) -> None:
-        """Clone a parameter or buffer before its first write, so that the pass leaves it as it was."""
-        try:
-            address = t.untyped_storage()._cdata
-        except (NotImplementedError, RuntimeError):
-            return
-        original = self.protect.pop(address, None)
-        if original is not None:
-            self.saved.append((original, original.detach().clone()))
-
     def _outputs(self, schema: Schema, read: list[int], out: Any, written: Sequence[torch.Tensor]) -> tuple[int, ...]:
-        results = [out] if isinstance(out, torch.Tensor) else tensors_in(out) or written
-        if not results:
-            return ()
+        results = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
         ledger = self.ledger
         places = [ledger.place(t) for t in results]
-        if not written and all(s is not None and s.current.get(g) in read for s, g in places):
+        changed = {id(ledger.storage(t)) for t in written}
+        for t in written:  # what is written and not returned: running statistics, `out=` of some operations
+            place = ledger.place(t)
+            if all(place[0] is not s for s, _ in places):
+                results.append(t)
+                places.append(place)
+        if not results:
+            return ()
+        if not written and all(s is not None and s.fresh(g) in read for s, g in places):
             return ()  # a pure alias: detach, alias, lift_fresh, expand to the same shape
         from_nothing = schema.name in MADE_FROM_NOTHING
         varying = schema.random
@@ -152,7 +157,7 @@ class Recorder(TorchDispatchMode):
         outputs = []
         for t, place in zip(results, places, strict=True):
             facts = {} if varying else self.facts(t)
-            value = ledger.output(t, place, origin, varying, **facts)
+            value = ledger.output(t, place, origin, varying, written=id(place[0]) in changed, **facts)
             self.made(t, value)
             outputs.append(value)
         return tuple(outputs)

@@ -27,6 +27,7 @@ class Schema:
     pointwise: bool
     random: bool
     writes_any: bool = False
+    composite: bool = False
 
 
 @cache
@@ -46,5 +47,7 @@ def schema_of(func: Any) -> Schema:
         writes_names=tuple(a.name for _, a in written),
         pointwise=torch.Tag.pointwise in func.tags,
         random=torch.Tag.nondeterministic_seeded in func.tags,
+        composite=namespace == "aten"
+        and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
         writes_any=bool(written) or rest in WRITES_UNSAID,
     )

@@ -15,17 +15,25 @@ def _drop(_: torch.Tensor) -> None:
     return None
 
 
+class NothingKeptError(RuntimeError):
+    """The model asked for gradients within its forward, and nothing was kept for a backward pass."""
+
+
 def _refuse(_: None) -> torch.Tensor:
-    raise RuntimeError("tiebeam's pass keeps nothing for a backward pass")
+    raise NothingKeptError("tiebeam's pass keeps nothing for a backward pass")
 
 
 @contextmanager
-def neutral(model: nn.Module) -> Iterator[None]:
+def neutral(model: nn.Module, seed: int | None = None, *, drop: bool = True) -> Iterator[None]:
     """Conditions of the pass.
 
     Gradients are recorded (so detached roles show and fused inference paths are not taken) but nothing
     is kept for a backward pass; cached casts are cleared; compiled wrappers run eagerly; generators
     are as before afterwards.
+
+    Args:
+        seed: Of the pass; None takes the generators as they stand.
+        drop: Keep nothing for a backward pass.
     """
     devices = sorted(
         {p.device.index for p in model.parameters() if p.device.type == "cuda" and p.device.index is not None}
@@ -38,10 +46,15 @@ def neutral(model: nn.Module) -> Iterator[None]:
             p.is_inference() for p in model.parameters()
         )  # made in inference mode: no gradient can be asked for
         stack.enter_context(torch.no_grad() if frozen else torch.enable_grad())
-        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_drop, _refuse))
+        if drop:
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_drop, _refuse))
         if _compiled(model):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         torch.clear_autocast_cache()
+        if seed is not None:
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002 - see above
         try:
             yield
         finally:

@@ -12,13 +12,14 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tiebeam.backends.protocol import RefusedError
+from tiebeam.backends.torch.keep import Keeper
 from tiebeam.backends.torch.ledger import Ledger
 from tiebeam.backends.torch.lower import lower
 from tiebeam.backends.torch.measure import Measures
 from tiebeam.backends.torch.meta import MetaRecorder
 from tiebeam.backends.torch.names import Names
 from tiebeam.backends.torch.record import Recorder
-from tiebeam.backends.torch.session import module_paths, neutral, unwrapped
+from tiebeam.backends.torch.session import NothingKeptError, module_paths, neutral, unwrapped
 from tiebeam.backends.torch.shadow import map_tensors, valueless
 from tiebeam.errors import TiebeamError
 from tiebeam.ir import Graph, Origin
@@ -57,11 +58,14 @@ def tensors_of(tree: Any, depth: int = 8) -> Iterator[torch.Tensor]:
         yield from tensors_of(vars(tree), depth - 1)
 
 
-def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False) -> Trace:
+def trace(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False, seed: int | None = None
+) -> Trace:
     """Run `model(*args, **kwargs)` once and write down what it does.
 
     Args:
         logits: Also measure the std of the logits (one more pass over them).
+        seed: Of the random generators during the pass; None takes them as they stand.
 
     Returns:
         The trace. Parameters, buffers, generators, modes and hooks are as before.
@@ -70,6 +74,17 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *,
         TraceError: On meta, an operation needs activations to go on.
         Exception: Whatever the model itself raises.
     """
+    try:
+        return _trace(model, args, kwargs, logits=logits, seed=seed, drop=True)
+    except RefusedError as refused:
+        if not isinstance(refused.__cause__, NothingKeptError):
+            raise
+    return _trace(model, args, kwargs, logits=logits, seed=seed, drop=False)  # its forward asks for gradients
+
+
+def _trace(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool, seed: int | None, drop: bool
+) -> Trace:
     names = Names(model)
     ledger = Ledger(names)
     measures = Measures(ledger.drafts, logits=logits)
@@ -78,8 +93,8 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *,
         args, kwargs = _faked(fake, args), _faked(fake, dict(kwargs))
     given = list(tensors_of((args, dict(kwargs))))
     meta = any(valueless(t) for t in [*given, *names.held.values()])
-    protected = _protected(names, ledger)
-    recorder = MetaRecorder(ledger, measures, protected, fake=fake) if meta else Recorder(ledger, measures, protected)
+    keeper = Keeper(model, ledger, given)
+    recorder = MetaRecorder(ledger, measures, keeper, fake=fake) if meta else Recorder(ledger, measures, keeper)
     recorder.autograd = not any(isinstance(m, torch.jit.ScriptModule) for m in model.modules())
     inputs = []
     for t in given:
@@ -87,19 +102,26 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *,
         if isinstance(recorder, MetaRecorder):
             recorder.give(t, inputs[-1])
     try:
-        with fake or nullcontext(), neutral(model), module_paths(model, recorder.modules), recorder:
+        with (
+            fake or nullcontext(),
+            neutral(model, seed, drop=drop),
+            module_paths(model, recorder.modules),
+            _no_collection(),
+            recorder,
+        ):
             result = _run(model, args, kwargs)
     finally:
-        with torch.no_grad():
-            for original, value_before in reversed(recorder.saved):
-                original.copy_(value_before)
+        keeper.restore()
     with _no_collection():
-        return _finish(names, ledger, recorder, measures, inputs, given, list(tensors_of(result)), meta)
+        return _finish(names, ledger, recorder, measures, inputs, given, list(tensors_of(result)))
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Building a graph makes thousands of small objects: collections in between would scan the whole process."""
+    """Recording makes thousands of small objects: a collection in between would scan the whole process.
+
+    What frees activations is their reference count, as ever.
+    """
     was = gc.isenabled()
     gc.disable()
     try:
@@ -117,7 +139,6 @@ def _finish(
     inputs: list[int],
     given: list[torch.Tensor],
     returned: list[torch.Tensor],
-    meta: bool,
 ) -> Trace:
     """Lower what was recorded."""
     outputs = tuple(ledger.value(t) for t in returned)
@@ -130,32 +151,27 @@ def _finish(
         rms=measures.rms,
         cosine=measures.cosine,
         logit_std=measures.logit_std,
-        repeats=_repeats(given),
-        meta=meta,
+        repeats=measures.repeats,
+        meta=any(valueless(t) for t in [*given, *ledger.tensors.values()]),
         notes=tuple(f"{op} was answered without activations" for op in dict.fromkeys(recorder.answers)),
     )
+    return Trace(graph, _tensors(names, ledger), recorder.items)
+
+
+def _tensors(names: Names, ledger: Ledger) -> dict[int, torch.Tensor]:
+    """The tensor behind each leaf: the model's own where it has values, else the one fetched for the pass."""
     tensors: dict[int, torch.Tensor] = {}
-    for held in names.held.values():
-        known = ledger.objects.get(id(held))
-        if known is not None:
-            leaf = ledger.drafts[known[0]].leaf
-            if leaf is not None:
-                tensors.setdefault(leaf.key, held)
-    return Trace(graph, tensors, recorder.items)
+    for value, used in ledger.tensors.items():
+        leaf = ledger.drafts[value].leaf
+        if leaf is not None:
+            own = next((names.before[n] for n in leaf.names if n in names.before), used)
+            tensors.setdefault(leaf.key, used if valueless(own) else own)
+    return tensors
 
 
 def _faked(mode: FakeTensorMode, tree: Any) -> Any:
     """Inputs as fake tensors of the model's own mode: it takes no others."""
     return map_tensors(tree, lambda t: t if isinstance(t, FakeTensor) else mode.from_tensor(t))
-
-
-def _protected(names: Names, ledger: Ledger) -> dict[int, torch.Tensor]:
-    """Parameters and buffers by storage address."""
-    held = {}
-    for t in names.held.values():
-        if ledger.storage(t) is not None:
-            held[t.untyped_storage()._cdata] = t
-    return held
 
 
 def _run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -165,13 +181,3 @@ def _run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
         raise
     except Exception as error:
         raise RefusedError from error
-
-
-def _repeats(given: list[torch.Tensor]) -> float | None:
-    """Share of positions whose next token is the same token, in the first integer input."""
-    for t in given:
-        if not t.is_floating_point() and t.dtype != torch.bool and t.ndim >= 1 and t.shape[-1] > 1:
-            if t.device.type == "meta" or type(t) is not torch.Tensor:
-                return None
-            return float((t[..., 1:] == t[..., :-1]).float().mean())
-    return None

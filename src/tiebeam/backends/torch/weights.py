@@ -174,6 +174,20 @@ def table_statistics(tensor: Tensor, vocab_axis: int) -> TableStatistics:
     )
 
 
+def zero_rows(tensor: Tensor, vocab_axis: int) -> tuple[int, ...]:
+    """Every row that is all zero, by one pass; empty where values cannot be read.
+
+    Example:
+        >>> zero_rows(torch.tensor([[0.0, 0.0], [1.0, 0.0]]), 0)
+        (0,)
+    """
+    shape_of(tensor, vocab_axis)
+    if not tensor.is_floating_point() or not readable(tensor):
+        return ()
+    norms = _norms(tensor, part_of(tensor, vocab_axis))
+    return tuple((norms == 0).nonzero().flatten().tolist())
+
+
 def distance(a: Tensor, b: Tensor, *, vocab_axis_a: int = 0, vocab_axis_b: int = 0) -> Distance | None:
     """Relative Frobenius distance of two tables, over the rows that both have, a chunk at a time.
 

@@ -23,7 +23,8 @@ def scale_findings(c: Context) -> Iterator[Finding]:
             continue
         if table.finite is False:
             yield Finding(
-                "non-finite", "error", table.name, "the table holds NaN or infinity: every logit will",
+                "non-finite", "error", table.name, "the table holds NaN or infinity: so will the "
+                "rows and logits made with them",
                 fix=c.fixes.initialize(), hint="load it again, or initialise it",
             )  # fmt: skip
             continue
@@ -57,12 +58,22 @@ def scale_findings(c: Context) -> Iterator[Finding]:
 
 def _logits(c: Context, t: Table) -> Iterator[Finding]:
     s = t.predicted.logit_std
-    if s is None or not t.readouts or not t.fresh:
+    if s is None or not t.readouts or t.fresh is False:
+        return
+    if t.fresh is None and s > LOGITS_WARNING:
+        yield Finding(
+            "scale-unsure", "info", t.name,
+            f"std {t.std:.4g} gives logits of std {s:.3g}, where a fresh table wants {t.target_std:.4g}; from "
+            f"{t.vocab} rows it cannot be told whether this one is fresh or trained",
+            hint="if it is fresh: tiebeam.initialize(model, inputs)",
+        )  # fmt: skip
+        return
+    if t.fresh is None:
         return
     if s > LOGITS_WARNING:
         loss = t.predicted.initial_loss or (t.predicted.initial_loss_range or (None, None))[1]
         first = (
-            "" if loss is None else f", so the first loss is about {loss:.1f} where ln V is {t.predicted.log_vocab:.1f}"
+            "" if loss is None else f", so the first loss is about {loss:.4g} where ln V is {t.predicted.log_vocab:.1f}"
         )
         yield Finding(
             "init-scale", "error" if s > LOGITS_ERROR else "warning", t.name,
@@ -87,6 +98,13 @@ def _lookup(c: Context, t: Table) -> Iterator[Finding]:
     rms = t.predicted.lookup_rms
     if rms is None or rms >= LOOKUP_SMALL or rms == 0 or t.norm_after_lookup or t.std is None or t.fresh is False:
         return
+    small = f"looked-up rows enter the network with a root mean square of {rms:.3g}, where layers expect about 1"
+    if not t.readouts:
+        yield Finding(
+            "lookup-small", "info", t.name, f"{small}; a table that is a lookup alone wants {t.target_std or 1.0:.4g}",
+            fix=c.fixes.initialize() if t.state == "untied" else "", hint="draw it at that std",
+        )  # fmt: skip
+        return
     root = math.sqrt(t.width)
     places = {u.where for u in t.lookups}
     fix = c.fixes.scale_lookup(places.pop(), root) if len(places) == 1 else ""
@@ -94,13 +112,19 @@ def _lookup(c: Context, t: Table) -> Iterator[Finding]:
         fix += "\n" + c.fixes.initialize()
     yield Finding(
         "lookup-small", "info", t.name,
-        f"looked-up rows enter the network with a root mean square of {rms:.3g}, where layers expect about 1; "
-        f"multiplying them by sqrt(width) = {root:.4g} serves both roles",
+        f"{small}; multiplying them by sqrt(width) = {root:.4g} serves both roles. The model then first predicts its "
+        "own input: the first loss is higher for some tens of steps",
         fix=fix, hint="multiply the looked-up rows by sqrt(width) in forward",
     )  # fmt: skip
 
 
 def _factors(t: Table) -> Iterator[Finding]:
+    if t.readout_factor is not None and (t.readout_factor == 0 or not math.isfinite(t.readout_factor)):
+        yield Finding(
+            "dead-logits", "error", t.name,
+            f"the readout factor is {t.readout_factor:g}: no logit depends on the input",
+            hint="look for a multiplication by 0, or by a number that its dtype cannot hold",
+        )  # fmt: skip
     for note in t.notes:
         if note.startswith(("lookup_factor", "readout_factor")):
             yield Finding("factor-unknown", "info", t.name, f"{note}; mode='empirical' measures what it does")

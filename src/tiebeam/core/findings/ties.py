@@ -20,7 +20,7 @@ def tie_findings(c: Context) -> Iterator[Finding]:
             "no-table",
             "info",
             "",
-            "no lookup by token id was executed in this pass: there is no table to speak of",
+            "no lookup of a matrix by token id was seen in this pass: there is no table to speak of",
         )
     told: set[frozenset[str]] = set()
     for table in c.tables:
@@ -33,6 +33,8 @@ def tie_findings(c: Context) -> Iterator[Finding]:
             if pair not in told:
                 told.add(pair)
                 yield from _pair(c, table)
+        elif table.state == "unknown":
+            yield Finding("state-unknown", "info", table.name, "; ".join(table.notes))
         elif table.state == "untied":
             role = "lookup" if table.lookups else "readout"
             yield Finding("untied", "info", table.name, f"it is read as a {role} only: {'; '.join(table.notes)}")
@@ -144,7 +146,7 @@ def _names(c: Context, t: Table) -> Iterator[Finding]:
         yield Finding(
             "several-names", "info", t.name,
             f"one table under {len(t.names)} names ({', '.join(t.names)}): a state dict lists it {len(t.names)} times, "
-            f"safetensors wants one, and a loader must know that the others are {t.name!r}",
+            f"safetensors wants one, and a loader must know that all of them are {t.name!r}",
         )  # fmt: skip
     if t.state == "tied" and len(t.names) == 1:
         home = t.name.rpartition(".")[0]

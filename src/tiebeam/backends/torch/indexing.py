@@ -1,0 +1,81 @@
+"""Operations that read or write at indices, in core's words."""
+
+from tiebeam.backends.torch.builder import Lowering, broadcast, refs_of
+from tiebeam.backends.torch.record import Record, Ref
+from tiebeam.backends.torch.views import identity
+from tiebeam.ir import Op
+
+
+def embedding(low: Lowering, record: Record) -> None:
+    """Rows of a table."""
+    table, ids = record.args[:2]
+    rank = len(low.shape(record.outputs[0]))
+    index = broadcast(low.shape(ids.value), low.shape(record.outputs[0])[:-1])
+    low.emit(Op.GATHER, [table, ids], [(*(-1,) * (rank - 1), 1), (*index, -1)], record.outputs, axis=0)
+
+
+def embedding_bag(low: Lowering, record: Record) -> None:
+    """Sums of rows of a table."""
+    table, ids = record.args[:2]
+    rows = low.temporary((*low.shape(ids.value), low.shape(table.value)[1]), table.value)
+    rank = len(low.shape(ids.value))
+    low.emit(Op.GATHER, [table, ids], [(*(-1,) * rank, 1), None], [rows], axis=0)
+    out = record.outputs[0]
+    low.emit(Op.REDUCE, [(rows, table.attached)], [(-1, rank)], [out], degree=1.0)
+    low.barrier(record.outputs[1:])
+
+
+def index(low: Lowering, record: Record) -> None:
+    """`x[i, ..., j]`: one integer index is a gather, a mask or several are a rearrangement."""
+    source, indices = record.args[0], record.args[1]
+    shape, out = low.shape(source.value), record.outputs[0]
+    places = [(k, r) for k, r in enumerate(indices) if isinstance(r, Ref)]
+    booleans = [r for _, r in places if str(low.drafts[r.value].geometry[3]) in ("torch.bool", "torch.uint8")]
+    rank = len(low.shape(out))
+    if len(places) == 1 and not booleans:
+        k, ref = places[0]
+        width = len(low.shape(ref.value))
+        axes = (*range(k), *(-1,) * width, *range(k + 1, len(shape)))
+        low.emit(Op.GATHER, [source, ref], [axes, None], [out], axis=k)
+        return
+    covered: set[int] = set()
+    at = 0
+    for r in indices:  # a boolean mask covers as many axes as it has
+        n = len(low.shape(r.value)) if isinstance(r, Ref) and r in booleans else 1
+        covered |= set(range(at, at + n)) if isinstance(r, Ref) else set()
+        at += n
+    kept = [a for a in range(len(shape)) if a not in covered]
+    first = min(covered, default=0)
+    adjacent = covered == set(range(first, first + len(covered)))
+    lead = [a for a in kept if a < first] if adjacent else []
+    axes = (*lead, *(-1,) * (rank - len(kept)), *[a for a in kept if a not in lead])
+    refs = [source, *(r for _, r in places)]
+    low.emit(Op.LAYOUT, refs, [axes, *[None] * len(places)], [out])
+
+
+def index_select(low: Lowering, record: Record) -> None:
+    """Entries of one axis."""
+    source, axis, ids = record.args[:3]
+    rank = len(low.shape(source.value))
+    axis %= max(rank, 1)
+    axes = tuple(-1 if i == axis else i for i in range(rank))
+    index = tuple(0 if i == axis else -1 for i in range(rank))
+    low.emit(Op.GATHER, [source, ids], [axes, index], record.outputs, axis=axis)
+
+
+def gather(low: Lowering, record: Record) -> None:
+    """One entry of an axis for each place of the index."""
+    source, axis, ids = record.args[:3]
+    rank = len(low.shape(source.value))
+    axis %= max(rank, 1)
+    axes = tuple(-1 if i == axis else i for i in range(rank))
+    low.emit(Op.GATHER, [source, ids], [axes, identity(rank)], record.outputs, axis=axis)
+
+
+def update(low: Lowering, record: Record) -> None:
+    """A copy with some elements replaced."""
+    refs = refs_of(record.args)
+    rank = len(low.shape(record.outputs[0]))
+    same = identity(rank)
+    axes = [same if i == 0 or len(low.shape(r.value)) == rank else None for i, r in enumerate(refs)]
+    low.emit(Op.UPDATE, refs, axes, record.outputs)

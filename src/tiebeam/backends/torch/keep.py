@@ -1,0 +1,62 @@
+"""Leaving a model as it was: what its forward writes, swaps or switches is put back."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tiebeam.backends.torch.ledger import Ledger
+
+
+class Keeper:
+    """Remembers a model before the pass; `restore` puts it back, also after a failure.
+
+    Elements are cloned only when an operation is about to write them. Modules whose wrapper swaps parameters
+    itself (offloading, sharding) are left to it.
+    """
+
+    def __init__(self, model: nn.Module, ledger: Ledger, inputs: Iterable[torch.Tensor]) -> None:
+        self._storages: dict[int, list[torch.Tensor]] = {}
+        self._clones: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._modes = [(m, m.training) for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
+        self._swapped = any(hasattr(m, "_hf_hook") or hasattr(m, "_get_fsdp_state") for m in model.modules())
+        self._tables: list[tuple[dict[str, Any], dict[str, Any]]] = [
+            (table, dict(table)) for m, _ in self._modes for table in (m._parameters, m._buffers)
+        ]
+        self._asked = [(p, p.requires_grad) for p in model.parameters()]
+        self._data: list[tuple[nn.Parameter, torch.Tensor]] = []
+        loose = (v for m, _ in self._modes for v in vars(m).values() if isinstance(v, torch.Tensor))
+        for t in [*model.parameters(), *model.buffers(), *loose, *inputs]:
+            if ledger.storage(t) is not None:
+                self._storages.setdefault(t.untyped_storage()._cdata, []).append(t)
+        if not self._swapped:
+            self._data = [(p, p.detach()) for p in model.parameters() if type(p) is nn.Parameter]
+
+    def before_write(self, t: torch.Tensor) -> None:
+        """Clone what shares a storage with `t`, the first time it is about to be written."""
+        try:
+            address = t.untyped_storage()._cdata
+        except (NotImplementedError, RuntimeError):
+            return
+        for kept in self._storages.pop(address, ()):
+            self._clones.append((kept, kept.detach().clone()))
+
+    def restore(self) -> None:
+        """Put elements, parameters, buffers and modes back."""
+        for module, training in self._modes:
+            module.training = training
+        for p, asked in self._asked:
+            if p.is_leaf and p.requires_grad != asked:
+                p.requires_grad_(asked)
+        if not self._swapped:
+            for table, entries in self._tables:
+                if any(table.get(k) is not v for k, v in entries.items()) or len(table) != len(entries):
+                    table.clear()
+                    table.update(entries)
+            for p, data in self._data:
+                if p.untyped_storage()._cdata != data.untyped_storage()._cdata:
+                    p.data = data
+        with torch.no_grad():
+            for original, before in reversed(self._clones):
+                original.copy_(before)

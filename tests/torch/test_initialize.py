@@ -1,0 +1,122 @@
+"""`initialize` on PyTorch models: what is written, what is left, what a failure leaves."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tiebeam
+
+IDS = torch.arange(16).view(2, 8)
+
+
+class Model(nn.Module):
+    """A tied model; `norm=False` makes the std an equation, `gain` a hidden state of another size than 1."""
+
+    def __init__(self, *, norm: bool = True, gain: float = 1.0, padding: int | None = None, bias: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(300, 64, padding_idx=padding)
+        self.mid = nn.Linear(64, 64)
+        self.norm = nn.RMSNorm(64) if norm else nn.Identity()
+        if norm:
+            nn.init.constant_(self.norm.weight, gain)
+        self.head = nn.Linear(64, 300, bias=bias)
+        self.head.weight = self.embed.weight
+        self.runs, self.fail_at = 0, 0
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.runs += 1
+        if self.runs == self.fail_at:
+            raise ValueError("no more")
+        x = self.embed(ids)
+        return self.head(self.norm(x + torch.tanh(self.mid(x))))
+
+
+@pytest.mark.parametrize("settings", [{}, {"gain": 1.02}, {"gain": 3.0}, {"norm": False}], ids=str)
+def test_twice_equals_once_whatever_the_table_was(settings: dict[str, float]) -> None:
+    model = Model(**settings)  # type: ignore[arg-type]
+    tiebeam.initialize(model, IDS)
+    once = model.embed.weight.detach().clone()
+    tiebeam.initialize(model, IDS)
+    assert torch.equal(model.embed.weight, once)
+    nn.init.normal_(model.embed.weight, std=7.0)
+    tiebeam.initialize(model, IDS)
+    assert torch.equal(model.embed.weight, once)
+
+
+@pytest.mark.parametrize("settings", [{}, {"gain": 3.0}, {"norm": False}], ids=str)
+def test_logits_start_at_unit_variance(settings: dict[str, float]) -> None:
+    model = Model(**settings)  # type: ignore[arg-type]
+    report = tiebeam.initialize(model, IDS)
+    assert report.init[0].settled
+    assert 0.85 < model(IDS).std().item() < 1.2
+
+
+def test_every_row_that_was_zero_stays_zero() -> None:
+    model = Model()
+    with torch.no_grad():
+        model.embed.weight[-20:] = 0
+    tiebeam.initialize(model, IDS)
+    assert torch.equal(model.embed.weight[-20:], torch.zeros(20, 64))
+    assert bool((model.embed.weight[:-20] != 0).all())
+
+
+def test_a_padding_row_stays_zero_in_a_table_of_zeros() -> None:
+    model = Model(padding=0)
+    nn.init.zeros_(model.embed.weight)
+    tiebeam.initialize(model, IDS)
+    assert model.embed.weight[0].abs().sum() == 0
+    assert bool((model.embed.weight[1:] != 0).all())
+
+
+def test_a_trainable_bias_becomes_zero_and_a_frozen_one_is_left() -> None:
+    model = Model(bias=True)
+    assert tiebeam.initialize(model, IDS).init[0].biases == ("head.bias",)
+    assert model.head.bias.abs().sum() == 0
+    nn.init.ones_(model.head.bias)
+    model.head.bias.requires_grad_(False)
+    tiebeam.initialize(model, IDS)
+    assert model.head.bias.sum() == 300
+
+
+def test_an_empirical_plan_that_fails_half_way_leaves_everything_as_it_was() -> None:
+    model = Model(norm=False, bias=True)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    model.fail_at = 2
+    with pytest.raises(tiebeam.InputError, match="no more"):
+        tiebeam.initialize(model, IDS)
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+def test_an_analytic_table_is_right_though_it_could_not_be_measured() -> None:
+    model = Model()
+    model.fail_at = 2
+    report = tiebeam.initialize(model, IDS)
+    assert model.embed.weight.std().item() == pytest.approx(0.125, rel=0.02)
+    assert "not-settled" in {f.code for f in report.findings}
+
+
+def test_of_two_overlapping_parameters_the_whole_one_is_drawn() -> None:
+    class Aliased(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            whole = nn.Parameter(torch.randn(320, 64))
+            self.head.weight = whole
+            self.embed.weight = nn.Parameter(whole.data[:300])
+
+    model = Aliased()
+    tiebeam.initialize(model, IDS)
+    assert model.head.weight[300:].std().item() == pytest.approx(0.125, rel=0.1)
+
+
+def test_a_copy_that_was_meant_to_be_a_tie_stays_a_finding() -> None:
+    model = Model()
+    model.head.weight = nn.Parameter(model.embed.weight.detach().clone())
+    assert "copy-not-tie" in {f.code for f in tiebeam.initialize(model, IDS).findings}
+
+
+def test_an_offloaded_model_is_refused() -> None:
+    from accelerate import cpu_offload
+
+    model = cpu_offload(Model(), execution_device=torch.device("cpu"))
+    with pytest.raises(tiebeam.InputError, match="lies elsewhere"):
+        tiebeam.initialize(model, IDS)

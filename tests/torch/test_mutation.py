@@ -1,0 +1,192 @@
+"""A pass leaves a model as it was, whatever its forward does to itself."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tiebeam
+
+IDS = torch.arange(16).view(2, 8)
+
+
+class Base(nn.Module):
+    def __init__(self, touch: Callable[["Base", Tensor], None] = lambda model, ids: None) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(300, 64)
+        self.mid = nn.Linear(64, 64)
+        self.norm = nn.LayerNorm(64)
+        both = torch.zeros(4)
+        self.register_buffer("a", both[:2])
+        self.register_buffer("b", both[2:])
+        self.loose = torch.zeros(3)
+        self.touch = touch
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.touch(self, ids)
+        x = self.embed(ids)
+        return self.norm(x + self.mid(x)) @ self.embed.weight.T
+
+
+def writes_two_views_of_one_storage(model: Base, ids: Tensor) -> None:
+    model.b.add_(1)
+    model.a.add_(1)
+
+
+def assigns_a_buffer(model: Base, ids: Tensor) -> None:
+    model.a = model.a + 1
+
+
+def swaps_data(model: Base, ids: Tensor) -> None:
+    model.mid.weight.data = model.mid.weight.data * 2
+
+
+def assigns_a_parameter(model: Base, ids: Tensor) -> None:
+    model.mid.weight = nn.Parameter(torch.zeros(64, 64))
+
+
+def writes_a_plain_attribute(model: Base, ids: Tensor) -> None:
+    model.loose.add_(1)
+
+
+def switches_modes(model: Base, ids: Tensor) -> None:
+    model.eval()
+    model.mid.requires_grad_(False)
+
+
+TOUCHES = [
+    writes_two_views_of_one_storage,
+    assigns_a_buffer,
+    swaps_data,
+    assigns_a_parameter,
+    writes_a_plain_attribute,
+    switches_modes,
+]
+
+
+@pytest.mark.parametrize("touch", TOUCHES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_forward_does_to_its_model_is_undone(touch: Callable[[Base, Tensor], None], fails: bool) -> None:
+    def then(model: Base, ids: Tensor) -> None:
+        touch(model, ids)
+        if fails:
+            raise ValueError("no")
+
+    model = Base(then)
+    objects = dict(model.named_parameters()) | dict(model.named_buffers())
+    values = {n: t.detach().clone() for n, t in objects.items()}
+    if fails:
+        with pytest.raises(tiebeam.InputError):
+            tiebeam.inspect(model, IDS)
+    else:
+        tiebeam.inspect(model, IDS)
+    after = dict(model.named_parameters()) | dict(model.named_buffers())
+    assert all(after[n] is t for n, t in objects.items())
+    assert all(torch.equal(after[n], v) for n, v in values.items())
+    assert torch.equal(model.loose, torch.zeros(3))
+    assert model.training
+    assert model.mid.weight.requires_grad
+
+
+def test_inputs_that_a_forward_writes_are_as_before() -> None:
+    ids = IDS.clone()
+    tiebeam.inspect(Base(lambda model, given: given.fill_(1)), ids)
+    assert torch.equal(ids, IDS)
+
+
+class ReadsInputs(Base):
+    """A factor that comes from the inputs, in one of many disguises."""
+
+    def __init__(self, factor: Callable[[Tensor], float]) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids) * self.factor(ids)
+        return self.norm(x + self.mid(x)) @ self.embed.weight.T
+
+
+@pytest.mark.parametrize(
+    "factor",
+    [
+        lambda ids: float(ids[0, 0]) + 2,
+        lambda ids: float(ids.min() + 3),
+        lambda ids: float(ids.max()),
+        lambda ids: float(ids.numpy()[0, 1]),
+        lambda ids: float(ids.shape[0]) + 1,
+        lambda ids: torch.rand(()).item() + 1,
+    ],
+    ids=["first", "smallest", "largest", "through NumPy", "batch", "random"],
+)
+def test_a_reading_of_the_inputs_or_of_chance_is_no_constant(factor: Callable[[Tensor], float]) -> None:
+    (table,) = tiebeam.inspect(ReadsInputs(factor), IDS + 5).tables
+    assert table.lookup_factor is None
+    assert any("comes from the inputs" in note for note in table.notes)
+
+
+def test_the_length_of_another_sequence_is_no_constant() -> None:
+    class Pair(Base):
+        def forward(self, source: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
+            x = self.embed(source) * target.shape[1] ** 0.5
+            return self.norm(x + self.mid(x)) @ self.embed.weight.T
+
+    (table,) = tiebeam.inspect(Pair(), (IDS, torch.arange(10).view(2, 5))).tables
+    assert table.lookup_factor is None
+
+
+def test_predictions_do_not_depend_on_the_order_of_the_inputs() -> None:
+    class Masked(Base):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(input_ids)
+
+    model, mask = Masked(), torch.ones_like(IDS)
+    first = tiebeam.inspect(model, {"input_ids": IDS, "attention_mask": mask}).tables[0].predicted
+    last = tiebeam.inspect(model, {"attention_mask": mask, "input_ids": IDS}).tables[0].predicted
+    assert first == last
+
+
+def test_a_soft_cap_bounds_the_predicted_loss() -> None:
+    class Capped(Base):
+        def forward(self, ids: Tensor) -> Tensor:
+            return 5 * torch.tanh(super().forward(ids) / 5)
+
+    torch.manual_seed(0)
+    model = Capped()
+    ids = torch.randint(0, 300, (8, 64))
+    predicted = tiebeam.inspect(model, ids).tables[0].predicted
+    logits = model(ids)[:, :-1].flatten(0, 1)
+    measured = nn.functional.cross_entropy(logits, ids[:, 1:].flatten()).item()
+    assert predicted.own_logit is not None
+    assert predicted.own_logit <= 5
+    assert predicted.initial_loss == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize("way", ["a token at a time", "a chunk at a time", "narrowed"])
+def test_logits_written_into_a_buffer_are_one_readout(way: str) -> None:
+    class Buffered(Base):
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.embed(ids)
+            h = self.norm(x + self.mid(x))
+            z = h.new_empty(*ids.shape, 300)
+            step = 1 if way == "a token at a time" else 4
+            for i in range(0, ids.shape[1], step):
+                part = h[:, i : i + step] @ self.embed.weight.T * 0.5
+                if way == "narrowed":
+                    z.narrow(1, i, step).copy_(part)
+                else:
+                    z[:, i : i + step] = part
+            return z
+
+    (table,) = tiebeam.inspect(Buffered(), IDS).tables
+    assert (table.state, table.readout_factor, len(table.readouts)) == ("tied", 0.5, 1)
+
+
+def test_a_forward_that_asks_for_gradients_is_followed() -> None:
+    class Energy(Base):
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.embed(ids)
+            (slope,) = torch.autograd.grad(x.square().sum(), x, create_graph=True)
+            return self.norm(x + slope) @ self.embed.weight.T
+
+    assert tiebeam.inspect(Energy(), IDS).tables[0].state == "tied"
