@@ -182,6 +182,61 @@ def test_logits_written_into_a_buffer_are_one_readout(way: str) -> None:
     assert (table.state, table.readout_factor, len(table.readouts)) == ("tied", 0.5, 1)
 
 
+@pytest.mark.parametrize("way", ["a mask", "selected"])
+def test_logits_put_in_place_by_a_mask_or_a_selection_are_a_readout(way: str) -> None:
+    class Masked(Base):
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.embed(ids)
+            h, kept = self.norm(x + self.mid(x)), ids > 2
+            z = h.new_zeros(*ids.shape, 300)
+            if way == "selected":
+                return z.select_scatter(h[:, 1] @ self.embed.weight.T * 0.5, 1, 1)
+            z[kept] = h[kept] @ self.embed.weight.T * 0.5
+            return z
+
+    (table,) = tiebeam.inspect(Masked(), IDS).tables
+    assert (table.state, table.readout_factor) == ("tied", 0.5)
+
+
+def test_lookups_of_different_lengths_share_one_pass() -> None:
+    class Shifted(Base):
+        def forward(self, ids: Tensor) -> Tensor:
+            short = self.norm(self.embed(ids[:, :-1]))
+            return (self.norm(self.embed(ids)) + short.mean(1, keepdim=True)) @ self.embed.weight.T
+
+    assert tiebeam.inspect(Shifted(), IDS).tables[0].state == "tied"
+
+
+def test_a_parametrisation_is_not_run_outside_the_pass() -> None:
+    model = Base()
+    nn.utils.parametrizations.spectral_norm(model.mid)
+    before = {n: b.clone() for n, b in model.named_buffers()}
+    tiebeam.inspect(model, IDS)
+    assert all(torch.equal(b, before[n]) for n, b in model.named_buffers())
+
+
+def test_a_constant_is_known_in_a_model_of_one_length() -> None:
+    class Fixed(Base):
+        def forward(self, ids: Tensor) -> Tensor:
+            if ids.shape != (2, 8):
+                raise ValueError("one length only")
+            return self.norm(self.embed(ids) * 8.0) @ self.embed.weight.T * 0.3
+
+    (table,) = tiebeam.inspect(Fixed(), IDS).tables
+    assert (table.lookup_factor, table.readout_factor) == (8.0, 0.3)
+
+
+def test_a_size_is_no_constant_in_a_model_of_one_length() -> None:
+    class Fixed(Base):
+        def forward(self, ids: Tensor) -> Tensor:
+            if ids.shape != (2, 7):
+                raise ValueError("one length only")
+            return self.norm(self.embed(ids) * ids.shape[1] ** 0.5) @ self.embed.weight.T
+
+    (table,) = tiebeam.inspect(Fixed(), IDS[:, :7]).tables
+    assert table.lookup_factor is None
+
+
 def test_a_forward_that_asks_for_gradients_is_followed() -> None:
     class Energy(Base):
         def forward(self, ids: Tensor) -> Tensor:

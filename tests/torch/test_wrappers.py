@@ -104,6 +104,25 @@ def test_a_fully_sharded_model_is_seen_through_its_shards() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("group")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("looked", [False, True], ids=["fresh", "looked at before"])
+def test_initializing_a_fully_sharded_model_writes_what_it_keeps(looked: bool) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model = Modules()
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (1,)))
+    if looked:
+        model(ids())
+        tiebeam.inspect(model, ids())
+    done = tiebeam.initialize(model, ids()).init[0]
+    weight = model.embed.weight
+    assert type(weight.data).__name__ == "DTensor"
+    assert weight.full_tensor().std().item() == pytest.approx(done.std, rel=0.1)
+    assert done.settled
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_an_offloaded_model_is_seen_where_its_weights_are_fetched() -> None:
     from accelerate import cpu_offload

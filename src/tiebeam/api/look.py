@@ -12,13 +12,12 @@ from tiebeam.core.contract import contracted
 from tiebeam.core.facts import Table
 from tiebeam.core.provenance import provenance
 from tiebeam.core.reads import find_reads
-from tiebeam.core.records import Use, build_uses, confirm, doubtful, unconfirmed
+from tiebeam.core.records import Use, build_uses, confirm, could_be_a_size, doubtful, unconfirmed
 from tiebeam.core.report import Finding
 from tiebeam.core.tables import build_tables
 from tiebeam.errors import InputError, ShapeError, TraceError
 
 OTHER_SEED = 0x7EA  # of the confirming pass: what is drawn must not come out the same
-TRIES = 5  # other lengths to try before giving up on a second pass
 
 
 class UnloadedError(InputError):
@@ -118,9 +117,10 @@ def _traced(
 
 
 def _checked(backend: Model, uses: list[Use], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Use]:
-    """Factors that a pass at another length repeats; the others are not constants."""
+    """Factors that a pass over other inputs repeats; the others are not constants."""
     why = "the inputs have no axis that could be shorter"
-    for other_args, other_kwargs in backend.shorter(args, kwargs)[:TRIES]:
+    *shorter, same = backend.shorter(args, kwargs) or [(args, kwargs)]
+    for other_args, other_kwargs in shorter:
         try:
             traced = backend.trace(other_args, other_kwargs, seed=OTHER_SEED, measure=False)
         except (RefusedError, TraceError) as refused:  # some models take one length only
@@ -128,7 +128,19 @@ def _checked(backend: Model, uses: list[Use], args: tuple[Any, ...], kwargs: dic
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             continue
         return confirm(uses, _uses(traced))
-    return unconfirmed(uses, why)
+    return _of_one_length(backend, uses, same, why)
+
+
+def _of_one_length(backend: Model, uses: list[Use], same: Any, why: str) -> list[Use]:
+    """Where every other length was refused: other values at this one, and no factor that a size could give."""
+    try:
+        traced = backend.trace(*same, seed=OTHER_SEED)
+    except (RefusedError, TraceError):
+        return unconfirmed(uses, why)
+    graph = traced.graph
+    sizes = {n for v in graph.inputs for n in graph.values[v].shape}
+    kept = confirm(uses, _uses(traced))
+    return [u if not could_be_a_size(u, sizes) else unconfirmed([u], why)[0] for u in kept]
 
 
 def _as_before(uses: list[Use], like: Sequence[Use]) -> list[Use]:

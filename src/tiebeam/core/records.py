@@ -231,6 +231,27 @@ def doubtful(use: Use) -> bool:
     return use.literal and use.fact.factor is not None and (use.fact.factor != 1.0 or _cap(use) is not None)
 
 
+def could_be_a_size(use: Use, sizes: set[int]) -> bool:
+    """Whether a doubtful factor or cap is a size of the inputs, its root, or the inverse of either.
+
+    One that follows from the table's own width or vocabulary is none, whatever the sizes.
+    """
+    if not doubtful(use):
+        return False
+    numbers = [abs(x) for x in (use.fact.factor, _cap(use)) if x]
+    own = {p for n in (use.read.width, use.read.vocab) for p in _powers(n)}
+    given = {p for n in sizes if n > 1 for p in _powers(n)}
+    return any(_among(x, given) and not _among(x, own) for x in numbers)
+
+
+def _powers(n: int) -> tuple[float, ...]:
+    return (n, 1 / n, math.sqrt(n), 1 / math.sqrt(n)) if n else ()
+
+
+def _among(x: float, numbers: set[float]) -> bool:
+    return any(math.isclose(x, n, rel_tol=1e-6) for n in numbers)
+
+
 def unconfirmed(uses: list[Use], why: str) -> list[Use]:
     """Where no other length can be run: a number that could be a reading of the inputs is not known."""
     reason = f"it could come from the inputs, and no other inputs could be tried ({why})"

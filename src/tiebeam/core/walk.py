@@ -143,7 +143,9 @@ class Forward:
             return self._scaled(node, i, self._moved(state, axes))
         if node.op in (Op.ADD, Op.SUB):
             return self._added(node, v, places, self._moved(state, axes))
-        if node.op in (Op.TANH, Op.SIGMOID) and self.readout and not state.cap:
+        if node.op in (Op.TANH, Op.SIGMOID) and state.cap:
+            return State(Factor(None, "a second nonlinearity follows the soft cap"), state.axis)
+        if node.op in (Op.TANH, Op.SIGMOID) and self.readout:
             return State(ONE, state.axis, node.op.name.lower(), state.factor, state.shift)
         return None
 

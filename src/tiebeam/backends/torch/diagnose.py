@@ -13,8 +13,11 @@ def unfit_modules(model: nn.Module) -> Iterator[ShapeError]:
     """Linear layers whose weight or bias no longer serves them, as an edit after building leaves them."""
     owners: dict[int, str] = {}
     for path, module in model.named_modules():
-        weight, bias = (getattr(module, n, None) for n in ("weight", "bias"))
-        if not isinstance(weight, torch.Tensor):
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        # Registered parameters alone: reading an attribute may run a parametrisation, which may change buffers.
+        weight, bias = (module._parameters.get(n) for n in ("weight", "bias"))
+        if weight is None:
             continue
         owner = owners.setdefault(id(weight), f"{path}.weight" if path else "weight")
         if not isinstance(module, nn.Linear):
@@ -27,7 +30,7 @@ def unfit_modules(model: nn.Module) -> Iterator[ShapeError]:
                 expected=f"(vocab, width) = ({weight.shape[0]}, {module.in_features})",
                 hint=f"project {module.in_features} -> {weight.shape[1]} before it, or use a table of that width",
             )
-        elif isinstance(bias, torch.Tensor) and bias.shape[0] != weight.shape[0]:
+        elif bias is not None and bias.shape[0] != weight.shape[0]:
             yield ShapeError(
                 f"the bias beside {name!r} was left behind when the table changed",
                 got=f"{bias.shape[0]} entries",

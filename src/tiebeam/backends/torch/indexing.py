@@ -3,7 +3,7 @@
 from tiebeam.backends.torch.builder import Lowering, broadcast, refs_of
 from tiebeam.backends.torch.record import Record, Ref
 from tiebeam.backends.torch.views import identity
-from tiebeam.ir import Op
+from tiebeam.ir import Axes, Op
 
 
 def embedding(low: Lowering, record: Record) -> None:
@@ -75,7 +75,19 @@ def gather(low: Lowering, record: Record) -> None:
 def update(low: Lowering, record: Record) -> None:
     """A copy with some elements replaced."""
     refs = refs_of(record.args)
-    rank = len(low.shape(record.outputs[0]))
-    same = identity(rank)
-    axes = [same if i == 0 or len(low.shape(r.value)) == rank else None for i, r in enumerate(refs)]
+    shape = tuple(low.shape(record.outputs[0]))
+    same = identity(len(shape))
+    axes: list[Axes | None] = [same]
+    for r in refs[1:]:
+        part = tuple(low.shape(r.value))
+        if len(part) == len(shape):
+            axes.append(same)
+        elif record.schema.name == "select_scatter" and r is refs[1]:
+            axis = record.args[2] % len(shape)
+            axes.append(tuple(-1 if k == axis else k - (k > axis) for k in range(len(shape))))
+        else:  # what a mask or several indices pick keeps the axes behind them
+            shift = len(shape) - len(part)
+            axes.append(
+                tuple(k - shift if k >= max(shift, 0) and part[k - shift] == n else -1 for k, n in enumerate(shape))
+            )
     low.emit(Op.UPDATE, refs, axes, record.outputs)

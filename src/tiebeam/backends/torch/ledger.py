@@ -115,7 +115,7 @@ class Ledger:
     def storage(self, t: torch.Tensor) -> Storage | None:
         try:
             raw = t.untyped_storage()
-        except (NotImplementedError, RuntimeError):  # sparse, nested and opaque layouts have none
+        except (NotImplementedError, RuntimeError, ValueError):  # sparse, nested, opaque, not yet materialised
             return None
         address = raw._cdata
         found = self.storages.get(address)

@@ -36,6 +36,7 @@ class Measures:
         self.logit_std: dict[int, float] = {}
         self.logits = logits
         self._vocabs: set[int] = set()
+        self._storages: set[int] = set()
         self._tallest = 0
         self._numel = -1
         self._stream: deque[tuple[int, torch.Tensor]] = deque(maxlen=STREAM)
@@ -76,20 +77,26 @@ class Measures:
             return  # positions, not tokens
         vocab = table.shape[1] if table.shape[0] == out.shape[-1] != table.shape[1] else table.shape[0]
         self._vocabs.add(vocab)
+        self._storages.add(table.untyped_storage()._cdata)
         self.rms[value] = rms(out[:ROWS] if out.ndim == 2 else out)
         if schema.name in ("embedding", "index", "index_select") and vocab >= self._tallest:
             self._tallest = vocab
             self._rows = out.detach().reshape(-1, out.shape[-1])[:ROWS].float().clone()
             self._numel = out.numel()
+            self._stream.clear()  # of another sequence
             self.repeats = _repeats(args[1:])
 
     def _product(self, index: int, args: Any, refs: Any, out: torch.Tensor, value: int) -> None:
         sizes = set(out.shape)
         big = max(self._vocabs, default=0) * 0.5
-        if not self._vocabs or not (sizes & self._vocabs or max(sizes, default=0) >= big):
+        if not self._vocabs or not (
+            sizes & self._vocabs or max(sizes, default=0) >= big or any(self._of_a_table(a) for a in args)
+        ):
             return
         operands = [(a, r.value) for a, r in zip(args, refs, strict=True) if isinstance(a, torch.Tensor)]
-        hidden = [(a, v) for a, v in operands if not set(a.shape) & self._vocabs] or operands
+        hidden = [
+            (a, v) for a, v in operands if not set(a.shape) & self._vocabs and not self._of_a_table(a)
+        ] or operands
         for a, v in hidden:  # never the table, where it can be told: that would cost a pass over it
             if v not in self.rms:
                 self.rms[v] = rms(a)
@@ -97,6 +104,10 @@ class Measures:
         if self.logits:
             self._descends.add(value)
             self.logit_std.setdefault(value, std(out))
+
+    def _of_a_table(self, a: Any) -> bool:
+        """Whether an operand is a piece of a table that was looked up."""
+        return isinstance(a, torch.Tensor) and _real(a) and a.untyped_storage()._cdata in self._storages
 
     def _cosines(self, index: int) -> None:
         if self._rows is None or not self._stream or len(self.cosine) > 64 * STREAM:
@@ -107,6 +118,8 @@ class Measures:
             if t.shape[-1] != width:
                 continue
             other = t.reshape(-1, width)[:ROWS].float()
+            if other.shape != rows.shape:
+                continue
             scale = (norms * other.norm(dim=1)).clamp_min(1e-30)
             self.cosine[index, value] = float(((rows * other).sum(1) / scale).mean())
 

@@ -100,6 +100,14 @@ def module_paths(model: nn.Module, stack: list[str]) -> Iterator[None]:
         del stack[1:]
 
 
+def reshard(model: nn.Module) -> None:
+    """Bring the parameters of fully sharded modules back to their shards: those are what an optimizer holds."""
+    for module in model.modules():
+        back: Any = getattr(module, "reshard", None)
+        if hasattr(module, "_get_fsdp_state") and callable(back):
+            back()
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """What to run: a data-parallel wrapper would wait for a backward pass that never comes."""
     while isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):

@@ -14,29 +14,31 @@ def shorter_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[
     """Crops of every sequence axis, with token ids replaced by others that occur.
 
     Sequence lengths are the last axes of integer tensors (else the second axis of the first tensor that has
-    one); every axis of such a size in any tensor is cropped. The first try changes the batch as well.
+    one); every axis of such a size in any tensor is cropped. The first try changes the batch as well; the last
+    changes values alone, for models that take one length.
     """
     tensors = [t for t in [*args, *kwargs.values()] if isinstance(t, torch.Tensor)]
-    lengths = {int(t.shape[-1]) for t in tensors if not t.is_floating_point() and t.ndim and t.shape[-1] > 1}
+    lengths = {int(t.shape[-1]) for t in tensors if not t.is_floating_point() and t.ndim}
     if not lengths:
-        lengths = {int(t.shape[1]) for t in tensors if t.ndim > 1 and t.shape[1] > 1}
+        lengths = {int(t.shape[1]) for t in tensors if t.ndim > 1}
     if not lengths:
         return []
     first = next(t for t in tensors if t.ndim and lengths.intersection(t.shape))
     batch = int(first.shape[0]) if first.ndim > 1 else 0
 
     def cropped(cut: float) -> dict[int, int]:
-        return {n: max(1, n - int(cut) if cut >= 1 else int(n * cut)) for n in lengths}
+        return {n: n if not cut else max(1, n - int(cut) if cut >= 1 else int(n * cut)) for n in lengths}
 
     def changed(t: Any, shorter: Mapping[int, int], rows: int) -> Any:
         if not isinstance(t, torch.Tensor):
             return t
+        t = _other_values(t)
         for axis, size in enumerate(t.shape):
             if size in shorter and (axis or t.ndim == 1 or size != batch):
                 t = t.narrow(axis, 0, shorter[int(size)])
         if batch and rows != batch and t.ndim and t.shape[0] == batch:
             t = t[:rows] if rows < batch else torch.cat([t, t])
-        return _other_values(t).clone()
+        return t.clone()
 
     def all_changed(cut: float, rows: int) -> Arguments:
         shorter = cropped(cut)
@@ -44,18 +46,21 @@ def shorter_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[
 
     other = batch - 1 if batch > 1 else 2
     tries = [all_changed(1, other)] if batch else []
-    return tries + [all_changed(cut, batch) for cut in (1, 2, 0.75, 0.5)]
+    return [*tries, *(all_changed(cut, batch) for cut in (1, 2, 0.75, 0.5)), all_changed(0, batch)]
 
 
 def _other_values(t: torch.Tensor) -> torch.Tensor:
     """Ids in reverse, the smallest and the largest replaced by their neighbours: each reading of them changes.
 
-    What takes fewer than four values is a mask or a segment, and stays.
+    What holds zeros and ones alone is a mask or a segment, and stays.
     """
     if t.is_floating_point() or t.dtype == torch.bool or valueless(t) or t.numel() < 2:
         return t
     values, places = torch.unique(t, return_inverse=True)
-    if len(values) < 4:
+    if len(values) < 2 or (len(values) == 2 and int(values[0]) == 0 and int(values[1]) == 1):
         return t
+    if len(values) < 4:
+        other: torch.Tensor = values.flip(0)[places]
+        return other
     values = torch.cat([values[1:2], values[1:-1], values[-2:-1]])
     return values[places].flip(-1)

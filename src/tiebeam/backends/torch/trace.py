@@ -19,7 +19,7 @@ from tiebeam.backends.torch.measure import Measures
 from tiebeam.backends.torch.meta import MetaRecorder
 from tiebeam.backends.torch.names import Names
 from tiebeam.backends.torch.record import Recorder
-from tiebeam.backends.torch.session import NothingKeptError, module_paths, neutral, unwrapped
+from tiebeam.backends.torch.session import NothingKeptError, module_paths, neutral, reshard, unwrapped
 from tiebeam.backends.torch.shadow import map_tensors, valueless
 from tiebeam.errors import TiebeamError
 from tiebeam.ir import Graph, Origin
@@ -85,6 +85,7 @@ def trace(
 def _trace(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool, seed: int | None, drop: bool
 ) -> Trace:
+    reshard(model)
     names = Names(model)
     ledger = Ledger(names)
     measures = Measures(ledger.drafts, logits=logits)
@@ -111,6 +112,7 @@ def _trace(
         ):
             result = _run(model, args, kwargs)
     finally:
+        reshard(model)
         keeper.restore()
     with _no_collection():
         return _finish(names, ledger, recorder, measures, inputs, given, list(tensors_of(result)))
