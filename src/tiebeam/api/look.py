@@ -134,7 +134,7 @@ def _checked(backend: Model, uses: list[Use], args: tuple[Any, ...], kwargs: dic
 def _of_one_length(backend: Model, uses: list[Use], same: Any, why: str) -> list[Use]:
     """Where every other length was refused: other values at this one, and no factor that a size could give."""
     try:
-        traced = backend.trace(*same, seed=OTHER_SEED)
+        traced = backend.trace(*same, seed=OTHER_SEED, measure=False)
     except (RefusedError, TraceError):
         return unconfirmed(uses, why)
     graph = traced.graph
