@@ -19,19 +19,20 @@ class Keeper:
     def __init__(self, model: nn.Module, ledger: Ledger, inputs: Iterable[torch.Tensor]) -> None:
         self._storages: dict[int, list[torch.Tensor]] = {}
         self._clones: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._modes = [(m, m.training) for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
-        self._swapped = any(hasattr(m, "_hf_hook") or hasattr(m, "_get_fsdp_state") for m in model.modules())
+        modules, parameters = list(model.modules()), list(model.parameters())
+        self._modes = [(m, m.training) for m in modules if not isinstance(m, torch.jit.ScriptModule)]
+        self._swapped = any("_hf_hook" in vars(m) or hasattr(type(m), "_get_fsdp_state") for m in modules)
         self._tables: list[tuple[dict[str, Any], dict[str, Any]]] = [
             (table, dict(table)) for m, _ in self._modes for table in (m._parameters, m._buffers)
         ]
-        self._asked = [(p, p.requires_grad) for p in model.parameters()]
+        self._asked = [(p, p.requires_grad) for p in parameters]
         self._data: list[tuple[nn.Parameter, torch.Tensor]] = []
         loose = (v for m, _ in self._modes for v in vars(m).values() if isinstance(v, torch.Tensor))
-        for t in [*model.parameters(), *model.buffers(), *loose, *inputs]:
+        for t in [*parameters, *model.buffers(), *loose, *inputs]:
             if ledger.storage(t) is not None:
                 self._storages.setdefault(t.untyped_storage()._cdata, []).append(t)
         if not self._swapped:
-            self._data = [(p, p.detach()) for p in model.parameters() if type(p) is nn.Parameter]
+            self._data = [(p, p.detach()) for p in parameters if type(p) is nn.Parameter]
 
     def before_write(self, t: torch.Tensor) -> None:
         """Clone what shares a storage with `t`, the first time it is about to be written."""

@@ -103,8 +103,8 @@ def module_paths(model: nn.Module, stack: list[str]) -> Iterator[None]:
 def reshard(model: nn.Module) -> None:
     """Bring the parameters of fully sharded modules back to their shards: those are what an optimizer holds."""
     for module in model.modules():
-        back: Any = getattr(module, "reshard", None)
-        if hasattr(module, "_get_fsdp_state") and callable(back):
+        if hasattr(type(module), "_get_fsdp_state"):
+            back: Any = module.reshard
             back()
 
 
