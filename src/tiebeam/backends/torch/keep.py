@@ -17,6 +17,7 @@ class Keeper:
     """
 
     def __init__(self, model: nn.Module, ledger: Ledger, inputs: Iterable[torch.Tensor]) -> None:
+        self._ledger = ledger
         self._storages: dict[int, list[torch.Tensor]] = {}
         self._clones: list[tuple[torch.Tensor, torch.Tensor]] = []
         modules, parameters = list(model.modules()), list(model.parameters())
@@ -29,19 +30,17 @@ class Keeper:
         self._data: list[tuple[nn.Parameter, torch.Tensor]] = []
         loose = (v for m, _ in self._modes for v in vars(m).values() if isinstance(v, torch.Tensor))
         for t in [*parameters, *model.buffers(), *loose, *inputs]:
-            if ledger.storage(t) is not None:
-                self._storages.setdefault(t.untyped_storage()._cdata, []).append(t)
+            storage = ledger.storage(t)
+            if storage is not None:
+                self._storages.setdefault(storage.key, []).append(t)
         if not self._swapped:
             self._data = [(p, p.detach()) for p in parameters if type(p) is nn.Parameter]
 
     def before_write(self, t: torch.Tensor) -> None:
         """Clone what shares a storage with `t`, the first time it is about to be written."""
-        try:
-            address = t.untyped_storage()._cdata
-        except (NotImplementedError, RuntimeError):
-            return
-        for kept in self._storages.pop(address, ()):
-            self._clones.append((kept, kept.detach().clone()))
+        storage = self._ledger.storage(t)
+        if storage is not None:
+            self._clones += [(kept, kept.detach().clone()) for kept in self._storages.pop(storage.key, ())]
 
     def restore(self) -> None:
         """Put elements, parameters, buffers and modes back."""

@@ -26,4 +26,5 @@ def lower(ledger: Ledger, records: Sequence[Record | Implied], **facts: Any) -> 
     return Graph(values=lowering.values(), nodes=tuple(lowering.nodes), cosine=cosine, **facts)
 
 
+# What is implied was never executed: its node has no schema, no arguments and no place.
 _NOWHERE = Record(schema=None, args=(), kwargs={}, outputs=(), where="", recorded=True)  # type: ignore[arg-type]

@@ -44,9 +44,7 @@ class Measures:
         self.repeats: float | None = None
         self._descends: set[int] = set()
 
-    def after(
-        self, index: int, func: Any, schema: Schema, args: Any, refs: Any, out: Any, outputs: tuple[int, ...]
-    ) -> None:
+    def after(self, index: int, schema: Schema, args: Any, refs: Any, out: Any, outputs: tuple[int, ...]) -> None:
         """Called after every recorded operation."""
         name = schema.name
         if self._rows is None and name not in GATHERS and name not in PRODUCTS and name != "scatter":
@@ -55,7 +53,7 @@ class Measures:
         if not isinstance(first, torch.Tensor) or not first.is_floating_point() or not _real(first):
             return
         if name in GATHERS:
-            self._gathered(func, schema, args, refs, first, outputs[0])
+            self._gathered(schema, args, refs, first, outputs[0])
         elif name == "scatter" and first.ndim:  # a one-hot matrix in the making
             self._vocabs.add(first.shape[-1])
         elif name in PRODUCTS:
@@ -69,7 +67,7 @@ class Measures:
         if self.logits:
             self._follow(refs, first, outputs[0])
 
-    def _gathered(self, func: Any, schema: Schema, args: Any, refs: Any, out: torch.Tensor, value: int) -> None:
+    def _gathered(self, schema: Schema, args: Any, refs: Any, out: torch.Tensor, value: int) -> None:
         table = args[0]
         if not isinstance(table, torch.Tensor) or table.ndim != 2 or not out.ndim:
             return

@@ -94,7 +94,7 @@ class Recorder(TorchDispatchMode):
         outputs = self._outputs(schema, read, out, written)
         if outputs:
             self.records.append(Record(schema, refs, named, outputs, self.modules[-1], torch.is_grad_enabled()))
-            self.measures.after(len(self.records) - 1, func, schema, args, refs, out, outputs)
+            self.measures.after(len(self.records) - 1, schema, args, refs, out, outputs)
         return out
 
     def run(self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any]) -> Any:

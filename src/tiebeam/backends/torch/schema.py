@@ -16,12 +16,10 @@ class Schema:
 
     Attributes:
         name: Its packet without the in-place underscore: "mul" for `aten.mul_.Tensor`.
-        overload: "Tensor", "Scalar", "default" ...
         writes: Positions of arguments that it writes; `writes_names`: keyword arguments likewise.
     """
 
     name: str
-    overload: str
     writes: tuple[int, ...]
     writes_names: tuple[str, ...]
     pointwise: bool
@@ -34,7 +32,7 @@ class Schema:
 def schema_of(func: Any) -> Schema:
     """Schema facts of an `OpOverload`; a higher-order operator is an opaque name."""
     if not isinstance(func, torch._ops.OpOverload):
-        return Schema(str(func), "", (), (), False, False)
+        return Schema(str(func), (), (), False, False)
     namespace, _, rest = func._schema.name.partition("::")
     name = rest[:-1] if rest.endswith("_") and not rest.endswith("__") else rest
     written = [
@@ -42,7 +40,6 @@ def schema_of(func: Any) -> Schema:
     ]
     return Schema(
         name=name if namespace == "aten" else f"{namespace}.{name}",
-        overload=func._overloadname,
         writes=tuple(i for i, a in written if not a.kwarg_only),
         writes_names=tuple(a.name for _, a in written),
         pointwise=torch.Tag.pointwise in func.tags,
