@@ -15,6 +15,8 @@ CHOSEN = pytest.StashKey[tuple[str, ...]]()
 # Before any framework is imported, for subprocesses too: workers of xdist must not fight over the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# TensorFlow and PyTorch do not get on in one process, and Keras would take TensorFlow.
+os.environ.setdefault("KERAS_BACKEND", "jax")
 
 hypothesis.settings.register_profile("tiebeam", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("tiebeam")

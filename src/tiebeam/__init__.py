@@ -55,12 +55,16 @@ _HOMES = {
     "tiebeam.core.facts": ("Lookup", "Readout", "Table"),
     "tiebeam.core.report": ("Finding", "Report"),
 }
+# One module for each framework that someone builds in; they import it.
+_FRAMEWORKS = ("equinox", "keras", "linen", "nnx", "torch")
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
         value: object = _version()
+    elif name in _FRAMEWORKS:
+        value = import_module(f"tiebeam.{name}")
     elif name in __all__:
         value = getattr(import_module(_HOME.get(name, "tiebeam.errors")), name)
     else:
@@ -70,7 +74,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    return sorted({*globals(), *__all__, *_FRAMEWORKS, "__version__"})
 
 
 def _version() -> str:

@@ -5,7 +5,14 @@ import sys
 
 import pytest
 
-FRAMEWORKS = ("torch", "jax", "flax", "keras", "tensorflow", "transformers", "accelerate", "peft")
+FRAMEWORKS = ("torch", "jax", "flax", "equinox", "keras", "tensorflow", "transformers", "accelerate", "peft")
+OWN = {  # what a module for one framework may load, which that framework is built on
+    "torch": ("torch",),
+    "linen": ("jax", "flax"),
+    "nnx": ("jax", "flax"),
+    "equinox": ("jax", "equinox"),
+    "keras": ("keras", "jax"),  # jax: the Keras backend of the tests
+}
 TERMINAL = ("rich", "typer", "click")
 HELP = """
 from tiebeam.cli import main
@@ -35,6 +42,17 @@ def test_importing_tiebeam_loads_no_framework_and_no_terminal_library() -> None:
 
 def test_naming_every_public_thing_loads_no_framework() -> None:
     assert_loads_none_of(FRAMEWORKS + TERMINAL, "import tiebeam; [getattr(tiebeam, name) for name in tiebeam.__all__]")
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_module_for_one_framework_loads_that_one_alone(name: str) -> None:
+    others = tuple(framework for framework in FRAMEWORKS if framework not in OWN[name])
+    assert_loads_none_of(others, f"import tiebeam.{name}; tiebeam.{name}.TiedEmbedding")
+
+
+def test_a_module_for_a_framework_is_there_without_an_import_of_its_own() -> None:
+    assert_loads_none_of(("jax", "keras"), "import tiebeam; tiebeam.torch.TiedEmbedding(4, 2)")
+    assert_loads_none_of(FRAMEWORKS, "import tiebeam; assert {'torch', 'linen', 'keras'} <= set(dir(tiebeam))")
 
 
 @pytest.mark.parametrize("args", [["--help"], ["inspect", "--help"], ["init", "--help"], ["demo", "--help"]])

@@ -176,24 +176,25 @@ class TiedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         if s.padding_idx is not None:
             rows = ops.where(ops.expand_dims(ops.equal(ids, s.padding_idx), -1), ops.zeros_like(rows), rows)
         rows = rows if s.lookup_factor == 1.0 else rows * s.lookup_factor
-        return rows if self.project_in is None else ops.matmul(rows, self._computed(self.project_in))
+        return rows if self.project_in is None else self._product("...i,ij->...j", rows, self.project_in)
 
     def _read(self, hidden: Any) -> Any:
         s = self.settings
         s.check_hidden(tuple(hidden.shape))
         hidden = ops.cast(hidden, self.compute_dtype)
         if self.project_out is not None:
-            hidden = ops.matmul(hidden, self._computed(self.project_out))
+            hidden = self._product("...i,ij->...j", hidden, self.project_out)
         if s.readout_factor != 1.0:
             hidden = hidden * s.readout_factor  # smaller than the logits
         # Contracts the last axes of both: `matmul` would want a transposed table, which some backends copy.
-        logits = ops.einsum("...d,vd->...v", hidden, self._computed(self.embeddings))
+        logits = self._product("...d,vd->...v", hidden, self.embeddings)
         if self.bias is not None:
-            logits = logits + self._computed(self.bias)
+            logits = logits + ops.cast(self.bias, self.compute_dtype)
         return logits if s.soft_cap is None else s.soft_cap * ops.tanh(logits / s.soft_cap)
 
-    def _computed(self, variable: Any) -> Any:
-        return ops.cast(variable, self.compute_dtype)
+    def _product(self, equation: str, x: Any, variable: Any) -> Any:
+        # `ops.matmul` returns float32 for float64 on one backend.
+        return ops.einsum(equation, x, ops.cast(variable, self.compute_dtype))
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """Return `ids != 0` of a lookup with `mask_zero`; a readout hands on the mask that it was given."""
