@@ -1,5 +1,6 @@
 """Sphinx: MyST pages, furo, every warning an error; builds without a network."""
 
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 sys.path.insert(0, str(HERE.parent / "src"))
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # TensorFlow and PyTorch do not get on in one process
 
 import _generate  # noqa: E402  (lies beside this file)
 
@@ -35,7 +38,8 @@ napoleon_use_ivar = False
 napoleon_use_rtype = False  # types stand in the signatures; what "Returns:" begins with is prose
 # Without a network there is no inventory to resolve other projects' names against.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(torch|numpy|np|nn|collections|typing|types|rich|typer|transformers|jax|keras)\..*"),
+    (r"py:.*", r"(torch|numpy|np|nn|collections|typing|types|rich|typer|transformers|jax|keras|flax|equinox)\..*"),
+    (r"py:.*", r"tiebeam\.blocks\.jax\.Initializer"),  # a function of a key, a shape and a dtype
     (r"py:.*", r"(Any|Callable|Collection|Mapping|Sequence|Iterable|Literal|Path|Self|Module|Tensor)"),
 ]
 

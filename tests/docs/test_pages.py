@@ -2,6 +2,7 @@
 
 import contextlib
 import doctest
+import importlib
 import io
 import re
 import tomllib
@@ -143,6 +144,15 @@ def test_every_public_name_stands_in_the_api_reference() -> None:
     page = (ROOT / "docs" / "api.md").read_text("utf-8")
     said = re.findall(r"^\.\. auto\w+:: (\w+)$", page, re.MULTILINE)
     assert sorted(said) == sorted(tiebeam.__all__)
+
+
+@pytest.mark.parametrize("module", ["torch", "linen", "nnx", "equinox", "keras"])
+def test_every_name_for_one_framework_stands_in_the_api_reference(module: str) -> None:
+    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    names = importlib.import_module(f"tiebeam.{module}").__all__
+    said = set(re.findall(r"^\.\. auto\w+:: tiebeam\.\w+\.(\w+)$", page, re.MULTILINE))
+    assert f"tiebeam.{module}.TiedEmbedding" in page
+    assert set(names) <= said
 
 
 def pinned() -> dict[str, str]:

@@ -89,12 +89,11 @@ class TiedEmbedding(nnx.Module):  # type: ignore[misc]
         init = embedding_init or unit_logit_normal(s.readout_factor, s.padding_idx)
         table = init(rngs.params(), (s.vocab, s.table_width), param_dtype)
         self.embedding = nnx.Param(table, **embedding_metadata)
-        self.bias = self.project_in = self.project_out = nnx.data(None)
-        if use_bias:
-            self.bias = nnx.Param(bias_init(rngs.params(), (s.vocab,), param_dtype))
-        if s.factorised:
-            self.project_in = nnx.Param(kernel_init(rngs.params(), (s.table_width, s.width), param_dtype))
-            self.project_out = nnx.Param(kernel_init(rngs.params(), (s.width, s.table_width), param_dtype))
+        # Each is assigned once: an attribute that was None must not become an array later.
+        self.bias = nnx.Param(bias_init(rngs.params(), (s.vocab,), param_dtype)) if use_bias else None
+        into, out = ((s.table_width, s.width), (s.width, s.table_width)) if s.factorised else (None, None)
+        self.project_in = nnx.Param(kernel_init(rngs.params(), into, param_dtype)) if into else None
+        self.project_out = nnx.Param(kernel_init(rngs.params(), out, param_dtype)) if out else None
 
     def __call__(self, ids: Any) -> jax.Array:
         """Return the rows of `ids`, integers of any shape (...), times the factor: (..., width).

@@ -76,7 +76,7 @@ class Settings:
 
     @property
     def std(self) -> float:
-        """What the table is drawn with: unit-variance logits of a hidden state of root mean square 1.
+        """The std that the table is drawn with, for unit-variance logits of a hidden state of root mean square 1.
 
         Source: `tiebeam.core.moments.target_std_readout`. A projection drawn with `1/sqrt(fan in)` keeps the
         hidden state's size, so it is the table's own width that counts.
