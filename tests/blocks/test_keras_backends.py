@@ -13,14 +13,14 @@ BACKENDS = ("jax", "tensorflow", "torch")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", [b for b in BACKENDS if b != os.environ.get("KERAS_BACKEND")])
-def test_the_block_of_keras_holds_on_every_backend(backend):
-    if importlib.util.find_spec(backend) is None:
-        pytest.skip(f"{backend} is not installed")
+@pytest.mark.parametrize("engine", [b for b in BACKENDS if b != os.environ.get("KERAS_BACKEND")])
+def test_the_block_of_keras_holds_on_every_backend(engine):
+    if importlib.util.find_spec(engine) is None:
+        pytest.skip(f"{engine} is not installed")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-n", "0", "-q", "tests/blocks/test_keras.py"],
         cwd=ROOT,
-        env={**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        env={**os.environ, "KERAS_BACKEND": engine, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
         check=False,

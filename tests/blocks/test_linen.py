@@ -14,6 +14,7 @@ from tests.blocks.jax_kit import ids_of, results_as_large_as
 from tests.blocks.reference import CASES, IDS
 
 import tiebeam
+from tiebeam.core.draws import draw_block
 from tiebeam.errors import RangeError
 from tiebeam.linen import TiedEmbedding, unit_logit_normal
 
@@ -91,6 +92,14 @@ def test_the_report_finds_the_tie_the_factors_and_unit_logits(arguments):
     assert (table.soft_cap, table.readout_bias) == (settings.soft_cap, "use_bias" in arguments)
     assert table.predicted.logit_std == pytest.approx(1.0, rel=0.03)
     assert table.std == pytest.approx(settings.std, rel=0.02)
+
+
+def test_drawing_it_anew_by_the_report_gives_the_table_that_every_framework_gets():
+    model, params, ids = made(readout_factor=0.5)
+    params, report = tiebeam.initialize_params(model, ids, params, seed=0)
+    assert report.init[0].std == pytest.approx(0.25)
+    rows = draw_block(0, "table", 0, 0, 64, 64, report.init[0].std)
+    np.testing.assert_array_equal(params["params"]["embed"]["embedding"][:64], rows)
 
 
 def test_it_is_the_recipe_of_an_embed_times_root_width_and_attend():

@@ -18,6 +18,7 @@ from tests.blocks.torch_kit import NewStorages
 from torch import nn
 
 import tiebeam
+from tiebeam.core.draws import draw_block
 from tiebeam.torch import TiedEmbedding
 from tiebeam.zoo.schemes import SCHEMES
 from tiebeam.zoo.torch.blocks import Block
@@ -137,6 +138,8 @@ def test_drawing_it_anew_by_the_report_keeps_the_std_of_the_rule():
     model = Model(TiedEmbedding(512, 64, readout_factor=0.5, generator=generator()))
     [done] = tiebeam.initialize(model, ids_of(2, 32, vocab=512), seed=0).init
     assert done.std == pytest.approx(model.embed.settings.std)
+    rows = draw_block(0, "table", 0, 0, 64, 64, done.std)  # what every framework gets from the seed, bit for bit
+    np.testing.assert_array_equal(model.embed.weight[:64].detach(), rows)
 
 
 # ---- the recipes of the documents that the project grew from
