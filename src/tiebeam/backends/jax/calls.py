@@ -34,7 +34,8 @@ def body_of(params: Mapping[str, Any]) -> Any:
 
 def _inline(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, stack: str) -> Sequence[int]:
     body = body_of(at.params)
-    inner = frame.inside[position] = opened(low, body, at.inputs, stack)
+    inner = opened(low, body, at.inputs, stack)
+    frame.inside[position] = (inner,)
     return low.results(inner)
 
 
@@ -42,7 +43,8 @@ def _shard_map(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: in
     """What a device holds of an array has the array's axes, shorter."""
     body = at.params["jaxpr"]
     args = [_resized(low, at, v, var.aval) for v, var in zip(at.inputs, body.invars, strict=True)]
-    inner = frame.inside[position] = opened(low, body, args, stack)
+    inner = opened(low, body, args, stack)
+    frame.inside[position] = (inner,)
     return [_resized(low, at, v, var.aval) for v, var in zip(low.results(inner), eqn.outvars, strict=True)]
 
 
@@ -60,19 +62,22 @@ def _scan(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, st
     Where a round multiplies what it carries, the number of rounds is an exponent, and all of them are followed.
     """
     consts, carries, length = (at.params[k] for k in ("num_consts", "num_carry", "length"))
+    body, fixed, start = at.params["jaxpr"].jaxpr, at.inputs[:consts], at.inputs[consts : consts + carries]
     first = len(low.drafts)
-    inner, args = _round(low, at, at.inputs[: consts + carries], stack)
+    state = _of_any_round(low, at, start, body.invars[consts : consts + carries], body.outvars[:carries])
+    inner = _round(low, at, [*fixed, *state], stack)
     results = low.results(inner)
-    moving = [_rescaled(low, v, args[consts : consts + carries]) for v in results[:carries]]
-    if any(moving) and 1 < length <= ROUNDS:
-        for _ in range(length - 1):
-            inner, _ = _round(low, at, [*at.inputs[:consts], *results[:carries]], stack)
-            results = low.results(inner)
-    else:
-        frame.inside[position] = inner
-        inner.first = first
-        if any(moving) and length > ROUNDS:
-            low.notes["a scan multiplies what it carries: one round of it was followed"] = None
+    inside: tuple[Frame, ...] = (inner,)
+    moving = any(_rescaled(low, v, state) for v in results[:carries])
+    if moving and 1 < length <= ROUNDS:
+        inside, results = (), (*start, *results[carries:])
+        for _ in range(length):
+            inside = (*inside, _round(low, at, [*fixed, *results[:carries]], stack))
+            results = low.results(inside[-1])
+    elif moving:
+        low.notes["a scan multiplies what it carries: one round of it was followed"] = None
+    frame.inside[position] = inside
+    inside[0].first = first
     outs: list[int] = []
     for v, var in zip(results, eqn.outvars, strict=True):
         axes = identity(len(var.aval.shape)) if len(outs) < carries else (-1, *range(len(low.shape(v))))
@@ -81,24 +86,42 @@ def _scan(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, st
     return outs
 
 
-def _round(low: Lowering, at: Equation, args: Sequence[int], stack: str) -> tuple[Frame, list[int]]:
+def _round(low: Lowering, at: Equation, args: Sequence[int], stack: str) -> Frame:
     """One round on consts and carries `args`, and a slice of each array that is scanned over."""
     body, own = at.params["jaxpr"], list(args)
     for v, var in zip(at.inputs[len(args) :], body.jaxpr.invars[len(args) :], strict=True):
         out = low.fresh(var.aval, [v])
         own.append(low.emit(at, Op.LAYOUT, [v], [tuple(range(1, len(low.shape(v))))], [out]))
-    return opened(low, body, own, stack), own
+    return opened(low, body, own, stack)
+
+
+def _of_any_round(
+    low: Lowering, at: Equation, start: Sequence[int], before: Sequence[Any], after: Sequence[Any]
+) -> list[int]:
+    """What a loop carries, as any round may find it: a number that a round changes is no longer known."""
+    state = []
+    for value, old, new in zip(start, before, after, strict=True):
+        if old is not new and low.drafts[value].concrete is not None:
+            value, known = low.fresh(old.aval, [value]), value
+            low.emit(at, Op.OPAQUE, [known], [None], [value], label=f"{at.name} counter")
+        state.append(value)
+    return state
 
 
 def _while(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, stack: str) -> Sequence[int]:
     conditions, consts = at.params["cond_nconsts"], at.params["body_nconsts"]
-    args = at.inputs[conditions:]
+    body, fixed = at.params["body_jaxpr"], at.inputs[conditions : conditions + consts]
+    first = len(low.drafts)
+    start = at.inputs[conditions + consts :]
+    state = _of_any_round(low, at, start, body.jaxpr.invars[consts:], body.jaxpr.outvars)
     low.notes["of a while loop one round was followed"] = None
-    results = low.results(opened(low, at.params["body_jaxpr"], args, stack))
+    inner = opened(low, body, [*fixed, *state], stack)
+    frame.inside[position] = (inner,)
+    inner.first = first
     outs = []
-    for v, var in zip(results, eqn.outvars, strict=True):
+    for v, var in zip(low.results(inner), eqn.outvars, strict=True):
         out = low.fresh(var.aval, [v])
-        barrier = _rescaled(low, v, args[consts:])
+        barrier = _rescaled(low, v, state)
         axes = None if barrier else identity(len(var.aval.shape))
         outs.append(low.emit(at, Op.OPAQUE if barrier else Op.LAYOUT, [v], [axes], [out]))
     return outs
@@ -126,9 +149,9 @@ def _cond(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, st
     """The branch that is taken, where that is known; else all of them, side by side."""
     branches, index = at.params["branches"], low.drafts[at.inputs[0]].number
     if index is not None:
-        index = min(max(int(index), 0), len(branches) - 1)
-        return low.results(opened(low, branches[index], at.inputs[1:], stack))
-    results = [low.results(opened(low, b, at.inputs[1:], stack)) for b in branches]
+        branches = [branches[min(max(int(index), 0), len(branches) - 1)]]
+    frame.inside[position] = tuple(opened(low, b, at.inputs[1:], stack) for b in branches)
+    results = [low.results(f) for f in frame.inside[position]]
     outs = []
     for several, var in zip(zip(*results, strict=True), eqn.outvars, strict=True):
         if len(set(several)) == 1:

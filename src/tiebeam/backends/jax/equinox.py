@@ -1,13 +1,29 @@
 """Equinox modules: pytrees, so the same array at two leaves is two parameters, and `nn.Shared` is one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import equinox as eqx
 import jax.numpy as jnp
+from jax import tree_util
 
-from tiebeam.backends.jax.held import scopes
-from tiebeam.backends.jax.tree import Slot, Tree
+from tiebeam.backends.jax.scopes import ModuleScopes
+from tiebeam.backends.jax.tree import Slot, Tree, dotted, is_array
 from tiebeam.errors import InputError
+
+
+def modules_of(module: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every path of every module."""
+    yield prefix, module
+    within = tree_util.tree_flatten_with_path(module, is_leaf=lambda x: isinstance(x, eqx.Module) and x is not module)
+    for path, found in within[0]:
+        if isinstance(found, eqx.Module):
+            yield from modules_of(found, ".".join(filter(None, (prefix, dotted(path)))))
+
+
+def _first(module: Any) -> tuple[str, Any] | None:
+    found = tree_util.tree_flatten_with_path(module)[0]
+    return next(((dotted(path), leaf) for path, leaf in found if is_array(leaf)), None)
 
 
 class HeldEquinox:
@@ -20,6 +36,7 @@ class HeldEquinox:
 
     def __init__(self, model: Any, params: Any) -> None:
         self.model = model
+        self._scopes = ModuleScopes(eqx.Module, _first)
         if params is not None:
             raise InputError(
                 f"{self.name} is an Equinox module, which holds its own arrays",
@@ -42,14 +59,18 @@ class HeldEquinox:
         return self.model.__call__  # type: ignore[no-any-return]
 
     def call(self, arrays: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return self._tree.rebuilt(arrays)(*args, **kwargs)
+        module = self._tree.rebuilt(arrays)
+        with self._scopes.opened(modules_of(module)):
+            return module(*args, **kwargs)
 
     def rebuilt(self, arrays: Sequence[Any]) -> Any:
         return self._tree.rebuilt(arrays)
 
+    def learn(self, mark: str, names: Sequence[str]) -> bool:
+        return self._scopes.learn(mark, names)
+
     def where(self, stack: str) -> str:
-        """Equinox's own layers name their class, which is no place in the model."""
-        return ".".join(s for s in scopes(stack) if not s.startswith("eqx."))
+        return self._scopes.where(stack)
 
     def tie(self, owner: str, other: str) -> str:
         return ""  # `nn.Shared` changes the structure, and with it what the model calls

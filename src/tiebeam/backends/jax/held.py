@@ -1,9 +1,9 @@
 """What the kinds of JAX models have in common: named arrays, a pure call, and the way back to a model."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from tiebeam.backends.jax.scopes import scopes
 from tiebeam.backends.jax.tree import Slot, Tree
 from tiebeam.errors import InputError
 
@@ -37,6 +37,10 @@ class Held(Protocol):
         """What the caller passed, with these arrays."""
         ...
 
+    def learn(self, mark: str, names: Sequence[str]) -> bool:
+        """Take in that a named value of the program is the leaf of these names; False: the name is not ours."""
+        ...
+
     def where(self, stack: str) -> str:
         """The module path that a name stack stands for."""
         ...
@@ -44,16 +48,6 @@ class Held(Protocol):
     def tie(self, owner: str, other: str) -> str:
         """Python that makes the array at `other` the one at `owner`, or "" where it takes a change of the model."""
         ...
-
-
-def scopes(stack: str) -> list[str]:
-    """The named scopes of a name stack, transformations opened.
-
-    Example:
-        >>> scopes("/LM/vmap(embed.attend)/")
-        ['LM', 'embed.attend']
-    """
-    return [part for part in re.sub(r"\w+\(([^()]*)\)", r"\1", stack).split("/") if part]
 
 
 class HeldFunction:
@@ -90,6 +84,9 @@ class HeldFunction:
 
     def rebuilt(self, arrays: Sequence[Any]) -> Any:
         return self._tree.rebuilt(arrays)
+
+    def learn(self, mark: str, names: Sequence[str]) -> bool:
+        return False
 
     def where(self, stack: str) -> str:
         return ".".join(scopes(stack))

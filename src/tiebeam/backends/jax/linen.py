@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tiebeam.backends.jax.held import scopes
+from tiebeam.backends.jax.scopes import scopes
 from tiebeam.backends.jax.tree import Slot, Tree
 from tiebeam.errors import InputError
 
@@ -51,6 +51,9 @@ class HeldLinen:
     def rebuilt(self, arrays: Sequence[Any]) -> Any:
         tree = self._tree.rebuilt(arrays)
         return tree["params"] if self._bare else tree
+
+    def learn(self, mark: str, names: Sequence[str]) -> bool:
+        return False
 
     def where(self, stack: str) -> str:
         """Linen names a scope after the module, and after its method where that is not `__call__`."""

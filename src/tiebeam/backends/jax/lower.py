@@ -52,13 +52,14 @@ class Frame:
 
     Attributes:
         ids: Value of each variable.
-        inside: Frames of the equations that were opened, by the equation's position.
+        inside: Frames of the equations that were opened, by the equation's position: one, or one for each branch of
+            a `cond`, or for each round of a loop of which all were followed.
         first, last: Range of the ids that were handed out while it was lowered.
     """
 
     jaxpr: Any
     ids: dict[Any, int] = field(default_factory=dict)
-    inside: dict[int, "Frame"] = field(default_factory=dict)
+    inside: dict[int, tuple["Frame", ...]] = field(default_factory=dict)
     first: int = 0
     last: int = 0
 
@@ -79,11 +80,14 @@ class Lowering:
 
     Args:
         where: The module path that a name stack stands for.
+        learn: Takes in which leaf a named value of the program is; whether the name was meant for it.
         values: Whether leaves have values (False on abstract ones).
     """
 
-    def __init__(self, where: Callable[[str], str], *, values: bool) -> None:
-        self.where = where
+    def __init__(
+        self, where: Callable[[str], str], learn: Callable[[str, Sequence[str]], bool], *, values: bool
+    ) -> None:
+        self.where, self.learn = where, learn
         self.has_values = values
         self.drafts: list[Draft] = []
         self.nodes: list[Node] = []
@@ -159,6 +163,17 @@ class Lowering:
             value = self.nodes[producer].inputs[0]
         return value
 
+    def leaf_behind(self, value: int) -> tuple[str, ...]:
+        """Names of the leaf that a value is an arrangement, a part or a cast of."""
+        for _ in range(8):
+            leaf, producer = self.drafts[value].leaf, self.drafts[value].producer
+            if leaf is not None:
+                return leaf.names
+            if producer < 0 or self.nodes[producer].op not in (Op.LAYOUT, Op.CAST, Op.GATHER):
+                return ()
+            value = self.nodes[producer].inputs[0]
+        return ()
+
     def settle(self, value: int, concrete: Any) -> None:
         """Take in what a constant was computed to be."""
         for name, fact in known(concrete).items():
@@ -215,6 +230,9 @@ class Lowering:
         for position, eqn in enumerate(jaxpr.eqns):
             inputs = tuple(self.read(frame, a) for a in eqn.invars)
             name, below = eqn.primitive.name, f"{stack}/{eqn.source_info.name_stack}"
+            if name == "name" and self.learn(eqn.params["name"], self.leaf_behind(inputs[0])):
+                frame.ids[eqn.outvars[0]] = inputs[0]
+                continue
             if name in CALLS:
                 at = Equation(name, eqn.params, inputs, (), self.where(below))
                 outputs = CALLS[name](self, at, eqn, frame, position, below)

@@ -5,19 +5,24 @@ from typing import Any
 
 from flax import nnx
 
-from tiebeam.backends.jax.held import scopes
+from tiebeam.backends.jax.scopes import ModuleScopes
 from tiebeam.backends.jax.tree import Slot, Tree
 from tiebeam.errors import InputError
 
 
-def paths_of(node: Any, prefix: str = "", open_above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every path of every variable, shared ones once for each place; a module inside itself is not entered again."""
+def nodes_of(node: Any, prefix: str = "", open_above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every path of every module and variable, shared ones once for each place.
+
+    A module inside itself is not entered again.
+    """
     if isinstance(node, nnx.Variable):
         yield prefix, node
         return
     if id(node) in open_above:
         return
     children: Iterator[tuple[Any, Any]]
+    if isinstance(node, nnx.Module):
+        yield prefix, node
     if isinstance(node, Mapping):
         children = iter(node.items())
     elif isinstance(node, list | tuple) or type(node).__name__ == "List":
@@ -27,7 +32,22 @@ def paths_of(node: Any, prefix: str = "", open_above: tuple[int, ...] = ()) -> I
     else:
         return
     for key, child in children:
-        yield from paths_of(child, f"{prefix}.{key}" if prefix else str(key), (*open_above, id(node)))
+        yield from nodes_of(child, f"{prefix}.{key}" if prefix else str(key), (*open_above, id(node)))
+
+
+def paths_of(node: Any) -> Iterator[tuple[str, Any]]:
+    """Every path of every variable."""
+    return ((path, n) for path, n in nodes_of(node) if isinstance(n, nnx.Variable))
+
+
+def modules_of(node: Any) -> Iterator[tuple[str, Any]]:
+    """Every path of every module."""
+    return ((path, n) for path, n in nodes_of(node) if isinstance(n, nnx.Module))
+
+
+def _first(module: Any) -> tuple[str, Any] | None:
+    found = next(paths_of(module), None)
+    return None if found is None else (found[0], found[1].get_raw_value())
 
 
 class HeldNnx:
@@ -40,6 +60,7 @@ class HeldNnx:
 
     def __init__(self, model: Any, params: Any) -> None:
         self.model, self._params = model, params
+        self._scopes = ModuleScopes(nnx.Module, _first)
         self._structure, state = nnx.split(model)
         self._tree = Tree(state if params is None else params)
         own = Tree(state).names
@@ -72,14 +93,19 @@ class HeldNnx:
         return self.model.__call__  # type: ignore[no-any-return]
 
     def call(self, arrays: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return nnx.merge(self._structure, self._tree.rebuilt(arrays))(*args, **kwargs)
+        module = nnx.merge(self._structure, self._tree.rebuilt(arrays))
+        with self._scopes.opened(modules_of(module)):
+            return module(*args, **kwargs)
 
     def rebuilt(self, arrays: Sequence[Any]) -> Any:
         state = self._tree.rebuilt(arrays)
         return nnx.merge(self._structure, state) if self._params is None else state
 
+    def learn(self, mark: str, names: Sequence[str]) -> bool:
+        return self._scopes.learn(mark, names)
+
     def where(self, stack: str) -> str:
-        return ".".join(scopes(stack))
+        return self._scopes.where(stack)
 
     def tie(self, owner: str, other: str) -> str:
         """Give both places one variable, where it serves both as it stands."""

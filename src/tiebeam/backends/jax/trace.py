@@ -10,7 +10,7 @@ import numpy as np
 from tiebeam.backends.jax.fold import TINY, known
 from tiebeam.backends.jax.held import Held
 from tiebeam.backends.jax.lower import Frame, Lowering
-from tiebeam.backends.jax.measure import Wanted, evaluator, facts_of, wanted_of
+from tiebeam.backends.jax.measure import Wanted, evaluator, facts_of, numbers_of, unmeasured, wanted_of
 from tiebeam.backends.jax.tree import Slot, Tree, arrays_in, is_abstract, is_key
 from tiebeam.backends.protocol import RefusedError
 from tiebeam.errors import TiebeamError, TraceError
@@ -86,7 +86,7 @@ def trace(program: Program, held: Held, arrays: Sequence[Any], *, logits: bool, 
         measure: False: the structure alone.
     """
     meta = any(map(is_abstract, [*arrays, *program.inputs]))
-    low = Lowering(held.where, values=not meta)
+    low = Lowering(held.where, held.learn, values=not meta)
     leaves, places = _leaves(low, held.slots, arrays)
     inputs = [_input(low, a, n) for a, n in zip(program.inputs, program.names, strict=True)]
     consts = [low.constant(c) for c in program.closed.consts]
@@ -103,7 +103,8 @@ def trace(program: Program, held: Held, arrays: Sequence[Any], *, logits: bool, 
         return Trace(graph, places)
     wanted = wanted_of(graph, logits=logits)
     found = _measured(program, frame, wanted, [*arrays, *program.inputs])
-    return Trace(replace(graph, **facts_of(found, wanted)), places)
+    facts = facts_of(found, wanted)
+    return Trace(replace(graph, **facts, notes=(*graph.notes, *unmeasured(facts, wanted))), places)
 
 
 def _measured(program: Program, frame: Frame, wanted: Wanted, args: list[Any]) -> Any:
@@ -157,7 +158,7 @@ def _settle_numbers(low: Lowering, program: Program, frame: Frame, args: list[An
     if not unknown:
         return
     found = _measured(program, frame, Wanted(numbers=frozenset(unknown)), args)
-    for v, array in found["numbers"].items():
+    for v, array in numbers_of(found).items():
         host = np.asarray(array)
         if host.size and host.dtype.kind != "c" and bool((host == host.flat[0]).all()):
             low.settle(v, host.reshape(-1)[:1].reshape(low.shape(v)))

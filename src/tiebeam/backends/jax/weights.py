@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tiebeam.backends.jax.measure import wide_enough
+from tiebeam.backends.jax.evaluate import wide_enough
 from tiebeam.backends.jax.tree import is_abstract
 from tiebeam.core.draws import Block, Float32, blocks, draw_block
 from tiebeam.core.statistics import Distance, TableStatistics
