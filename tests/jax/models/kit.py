@@ -24,7 +24,7 @@ class Truth:
     readout_factor: float | None = 1.0
     soft_cap: float | None = None
     readout_bias: bool = False
-    norm_after_lookup: bool = False
+    norm_after_lookup: bool | None = False  # None: not said
     partner: str | None = None
     counts: tuple[int, int, int] | None = (1, 1, 1)
     vocab: int = VOCAB
@@ -91,6 +91,6 @@ def rms_norm(x: jax.Array) -> jax.Array:
 
 def load() -> dict[str, Callable[[], Case]]:
     """Import every kind."""
-    from tests.jax.models import codebases, equinox, functions, linen, nnx  # noqa: F401
+    from tests.jax.models import codebases, equinox, functions, linen, nnx, odd  # noqa: F401
 
     return CASES

@@ -10,12 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tiebeam.backends.jax.calls import INLINE, body_of
 from tiebeam.backends.jax.fold import bound
 from tiebeam.backends.jax.lower import Frame
 
+_spec: Callable[..., Any] = PartitionSpec  # whose class has no annotations
 Sink = dict[tuple[str, int], Any]
 """("moments", id): weight, mean and variance of all elements, stacked; ("whole", id): weight and the elements."""
 
@@ -23,6 +24,13 @@ Sink = dict[tuple[str, int], Any]
 def wide_enough(dtype: Any) -> Any:
     """The dtype to add up in."""
     return jnp.float64 if dtype == jnp.float64 else jnp.float32
+
+
+def explicit_mesh() -> Any:
+    """The mesh of a program whose types say how its arrays lie, or None."""
+    kinds = getattr(jax.sharding, "AxisType", None)
+    mesh = jax.sharding.get_abstract_mesh() if kinds else None
+    return mesh if mesh is not None and kinds.Explicit in mesh.axis_types else None
 
 
 def pooled(a: Any, b: Any) -> Any:
@@ -55,6 +63,7 @@ class Interpreter:
         self.moments, self.numbers, self.whole = moments, numbers, whole | numbers
         self._homes: dict[int, tuple[int, ...]] = {}
         self.inside: tuple[int, ...] = ()
+        self._mesh = explicit_mesh()
 
     def run(self, frame: Frame, consts: Sequence[Any], args: Sequence[Any], sink: Sink) -> list[Any]:
         """The results of a frame; what is wanted goes into `sink`."""
@@ -74,9 +83,10 @@ class Interpreter:
             else:
                 results = bound(eqn, operands)
             several = results if eqn.primitive.multiple_results else [results]
-            for var, value in zip(eqn.outvars, several, strict=True):
-                values[var] = value
-                self._take(frame.ids[var], value, sink)
+            values.update(zip(eqn.outvars, several, strict=True))
+            with eqn.ctx.manager:  # the mesh that the value is of
+                for var, value in zip(eqn.outvars, several, strict=True):
+                    self._take(frame.ids[var], value, sink)
         return [read(v) for v in jaxpr.outvars]
 
     def apart(self, frame: Frame, consts: Sequence[Any], args: Sequence[Any]) -> tuple[list[Any], Sink]:
@@ -88,15 +98,21 @@ class Interpreter:
         """Whether two of `whole` were met in the same maps over devices."""
         return self._homes[a] == self._homes[b]
 
+    def _told(self, array: Any) -> Any:
+        """The value as all of the program can read it: where shardings are part of types, parts have others."""
+        if self._mesh is None or self.inside:
+            return array
+        return jax.sharding.reshard(array, NamedSharding(self._mesh, _spec()))
+
     def _holds(self, frame: Frame) -> bool:
         return any(frame.first <= v < frame.last for v in (*self.moments, *self.whole))
 
     def _take(self, value: int, array: Any, sink: Sink) -> None:
         if value in self.moments and ("moments", value) not in sink:
             wide = jnp.asarray(array).astype(wide_enough(array.dtype))
-            sink["moments", value] = jnp.stack([jnp.ones((), wide.dtype), jnp.mean(wide), jnp.var(wide)])
+            sink["moments", value] = self._told(jnp.stack([jnp.ones((), wide.dtype), jnp.mean(wide), jnp.var(wide)]))
         if value in self.whole and ("whole", value) not in sink:
-            sink["whole", value] = (jnp.ones(()), jnp.asarray(array))
+            sink["whole", value] = (self._told(jnp.ones(())), self._told(jnp.asarray(array)))
             self._homes[value] = self.inside
 
 
@@ -230,8 +246,7 @@ def _shard_map(run: Interpreter, eqn: Any, inner: Sequence[Frame], operands: Seq
     if "in_specs" not in params:  # older releases say it otherwise
         return list(bound(eqn, operands))
     axes = next(params[k] for k in ("newly_manual_axes", "manual_axes") if k in params)
-    spec: Callable[..., Any] = PartitionSpec  # whose class has no annotations
-    everywhere = spec(tuple(sorted(axes)))
+    everywhere = _spec(tuple(sorted(axes)))
 
     def body(*local: Any) -> Any:
         out, own = run.apart(inner[0], (), list(local))

@@ -163,16 +163,14 @@ class Lowering:
             value = self.nodes[producer].inputs[0]
         return value
 
-    def leaf_behind(self, value: int) -> tuple[str, ...]:
-        """Names of the leaf that a value is an arrangement, a part or a cast of."""
+    def behind(self, value: int) -> int:
+        """What a value is an arrangement, a part or a cast of."""
         for _ in range(8):
-            leaf, producer = self.drafts[value].leaf, self.drafts[value].producer
-            if leaf is not None:
-                return leaf.names
+            producer = self.drafts[value].producer
             if producer < 0 or self.nodes[producer].op not in (Op.LAYOUT, Op.CAST, Op.GATHER):
-                return ()
+                break
             value = self.nodes[producer].inputs[0]
-        return ()
+        return value
 
     def settle(self, value: int, concrete: Any) -> None:
         """Take in what a constant was computed to be."""
@@ -212,7 +210,22 @@ class Lowering:
 
     def elementwise(self, eqn: Equation, op: Op, inputs: Sequence[int], **facts: Any) -> int:
         out = self.shape(eqn.outputs[0])
-        return self.emit(eqn, op, inputs, [broadcast(self.shape(v), out) for v in inputs], **facts)
+        axes = [broadcast(self.shape(v), out) for v in inputs]
+        if op in (Op.MUL, Op.DIV):
+            own = [self._uniform_leaf(v, a) for v, a in zip(inputs, axes, strict=True)]
+            inputs, axes = [v for v, _ in own], [a for _, a in own]
+        return self.emit(eqn, op, inputs, axes, **facts)
+
+    def _uniform_leaf(self, value: int, axes: Axes | None) -> tuple[int, Axes | None]:
+        """The leaf vector of equal elements that was spread out into `value`, which is what core knows it by."""
+        source, own = value, axes
+        while own is not None and (producer := self.drafts[source].producer) >= 0:
+            node = self.nodes[producer]
+            if node.op not in (Op.LAYOUT, Op.CAST) or node.axes[0] is None:
+                return value, axes
+            own = tuple(node.axes[0][a] if a >= 0 else -1 for a in own)
+            source = node.inputs[0]
+        return (source, own) if self.drafts[source].leaf and self.drafts[source].number is not None else (value, axes)
 
     def opaque(self, eqn: Equation, *, foreign: bool = False) -> None:
         self.emit(eqn, Op.OPAQUE, eqn.inputs, [None] * len(eqn.inputs), eqn.outputs, foreign=foreign)
@@ -230,7 +243,7 @@ class Lowering:
         for position, eqn in enumerate(jaxpr.eqns):
             inputs = tuple(self.read(frame, a) for a in eqn.invars)
             name, below = eqn.primitive.name, f"{stack}/{eqn.source_info.name_stack}"
-            if name == "name" and self.learn(eqn.params["name"], self.leaf_behind(inputs[0])):
+            if name == "name" and self._learned(eqn, inputs[0]):
                 frame.ids[eqn.outvars[0]] = inputs[0]
                 continue
             if name in CALLS:
@@ -247,6 +260,10 @@ class Lowering:
                     lower_equation(self, at)
         frame.last = len(self.drafts)
         return frame
+
+    def _learned(self, eqn: Any, value: int) -> bool:
+        leaf = self.drafts[self.behind(value)].leaf
+        return self.learn(eqn.params["name"], leaf.names if leaf else ())
 
     def results(self, frame: Frame) -> tuple[int, ...]:
         return tuple(self.read(frame, v) for v in frame.jaxpr.outvars)

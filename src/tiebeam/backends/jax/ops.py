@@ -223,10 +223,21 @@ def _update(low: Lowering, at: Equation) -> None:
     if at.name.startswith("scatter"):
         rest = [rest[1], rest[0]]
     rank = len(low.shape(operand))
-    axes: list[Axes | None] = [identity(rank)]
-    same = at.name == "dynamic_update_slice" and len(low.shape(rest[0])) == rank
-    axes += [identity(rank) if same and i == 0 else None for i in range(len(rest))]
-    low.emit(at, Op.UPDATE, [operand, *rest], axes)
+    axes: list[Axes | None] = [identity(rank), _placed(low, at, operand, rest[0])]
+    low.emit(at, Op.UPDATE, [operand, *rest], [*axes, *[None] * (len(rest) - 1)])
+
+
+def _placed(low: Lowering, at: Equation, operand: int, update: int) -> Axes | None:
+    """Axes of what is written, in what it is written into: those that it fills."""
+    shape, given = low.shape(operand), low.shape(update)
+    if at.name == "dynamic_update_slice":
+        return identity(len(shape)) if len(given) == len(shape) else None
+    numbers = at.params["dimension_numbers"]
+    kept = [d for d in range(len(shape)) if d not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)]
+    axes = [-1] * len(shape)
+    for d, window in zip(kept, numbers.update_window_dims, strict=True):
+        axes[d] = window if given[window] == shape[d] else -1
+    return tuple(axes)
 
 
 def _reduce(low: Lowering, at: Equation) -> None:

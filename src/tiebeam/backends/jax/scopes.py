@@ -23,16 +23,16 @@ _PATCHING = threading.RLock()  # classes are everyone's
 
 
 def scopes(stack: str) -> list[str]:
-    """The named scopes of a name stack, transformations opened.
+    """The named scopes of a name stack, transformations opened, the subscripts of an einsum left out.
 
     Example:
-        >>> scopes("/LM/vmap(embed.attend)/transpose(jvp(head))")
+        >>> scopes("/LM/vmap(embed.attend)/transpose(jvp(head))/td,vd->tv")
         ['LM', 'embed.attend', 'head']
     """
     before = None
     while before != stack:
         before, stack = stack, re.sub(r"\w+\(([^()]*)\)", r"\1", stack)
-    return [part for part in stack.split("/") if part]
+    return [part for part in stack.split("/") if part and "->" not in part]
 
 
 class ModuleScopes:

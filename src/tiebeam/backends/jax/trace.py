@@ -14,7 +14,7 @@ from tiebeam.backends.jax.measure import Wanted, evaluator, facts_of, numbers_of
 from tiebeam.backends.jax.tree import Slot, Tree, arrays_in, is_abstract, is_key
 from tiebeam.backends.protocol import RefusedError
 from tiebeam.errors import TiebeamError, TraceError
-from tiebeam.ir import Graph, Leaf, Origin
+from tiebeam.ir import Graph, Leaf, Op, Origin
 
 VECTOR = 1 << 16  # elements of a vector whose uniformity is looked at
 
@@ -92,6 +92,7 @@ def trace(program: Program, held: Held, arrays: Sequence[Any], *, logits: bool, 
     consts = [low.constant(c) for c in program.closed.consts]
     frame = low.enter(program.closed.jaxpr, consts, [*leaves, *inputs])
     outputs = low.results(frame)
+    _note_closed_over(low)
     if not meta:
         _settle_numbers(low, program, frame, [*arrays, *program.inputs])
     floats = frozenset(v for v in outputs if low.drafts[v].dtype.startswith(("float", "bfloat")))
@@ -145,6 +146,19 @@ def _input(low: Lowering, array: Any, name: str) -> int:
     if is_key(array) or old_key:
         return low.add(array.shape, array.dtype, Origin.RANDOM, random=True)
     return low.add(array.shape, jax.dtypes.canonicalize_dtype(array.dtype), Origin.INPUT, given=True)
+
+
+def _note_closed_over(low: Lowering) -> None:
+    """Say which matrices of the program's own are read like tables: what is closed over is no parameter."""
+    for node in low.nodes:
+        read = {Op.GATHER: node.inputs[:1], Op.DOT: node.inputs[:2]}.get(node.op, ())
+        for draft in (low.drafts[low.behind(v)] for v in read):
+            matrix = sum(n != 1 for n in draft.shape) == 2 and draft.dtype.startswith(("float", "bfloat"))
+            if draft.origin is Origin.CONSTANT and draft.producer < 0 and matrix:
+                low.notes[
+                    f"the program reads an array of its own of shape {draft.shape} by {node.label}: it is closed over, "
+                    "no parameter and so no table; pass it among the params"
+                ] = None
 
 
 def _settle_numbers(low: Lowering, program: Program, frame: Frame, args: list[Any]) -> None:
