@@ -29,7 +29,7 @@ EXPECTED: dict[str, tuple[str, set[str], Any]] = {
     "fx-normal1-init-loss": ("tied", {"init-scale"}, linen),
     "fx-optax-label-misses-head": ("tied", {"functional-tie"}, linen),
     "fx-torch-ckpt-no-head": ("untied", {"untied"}, linen),
-    "nnx-healthy-attend": ("tied", {"functional-tie"}, lambda n: tiebeam.inspect(n["model"], IDS)),
+    "nnx-healthy-attend": ("tied", set(), lambda n: tiebeam.inspect(n["model"], IDS)),
     "eqx-tree-at-copy": ("copy", {"copy-not-tie"}, lambda n: tiebeam.inspect(n["model"], IDS[0])),
     "eqx-healthy-shared": ("tied", set(), lambda n: tiebeam.inspect(n["model"], IDS[0])),
     "jax-opt-state-double": ("copy", {"copy-not-tie"}, untied_function),

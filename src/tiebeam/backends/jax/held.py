@@ -1,7 +1,7 @@
 """What the kinds of JAX models have in common: named arrays, a pure call, and the way back to a model."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tiebeam.backends.jax.scopes import scopes
 from tiebeam.backends.jax.tree import Slot, Tree
@@ -37,16 +37,21 @@ class Held(Protocol):
         """What the caller passed, with these arrays."""
         ...
 
-    def learn(self, mark: str, names: Sequence[str]) -> bool:
-        """Take in that a named value of the program is the leaf of these names; False: the name is not ours."""
-        ...
-
     def where(self, stack: str) -> str:
         """The module path that a name stack stands for."""
         ...
 
     def tie(self, owner: str, other: str) -> str:
         """Python that makes the array at `other` the one at `owner`, or "" where it takes a change of the model."""
+        ...
+
+
+@runtime_checkable
+class Marked(Protocol):
+    """A model that marks in its program which module runs."""
+
+    def learn(self, mark: str, names: Sequence[str]) -> bool:
+        """Take in that a named value of the program is the leaf of these names; False: the name is no mark."""
         ...
 
 
@@ -84,9 +89,6 @@ class HeldFunction:
 
     def rebuilt(self, arrays: Sequence[Any]) -> Any:
         return self._tree.rebuilt(arrays)
-
-    def learn(self, mark: str, names: Sequence[str]) -> bool:
-        return False
 
     def where(self, stack: str) -> str:
         return ".".join(scopes(stack))

@@ -52,9 +52,6 @@ class HeldLinen:
         tree = self._tree.rebuilt(arrays)
         return tree["params"] if self._bare else tree
 
-    def learn(self, mark: str, names: Sequence[str]) -> bool:
-        return False
-
     def where(self, stack: str) -> str:
         """Linen names a scope after the module, and after its method where that is not `__call__`."""
         parts = [s.partition(".")[0] for s in scopes(stack)]

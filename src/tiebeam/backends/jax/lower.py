@@ -80,12 +80,12 @@ class Lowering:
 
     Args:
         where: The module path that a name stack stands for.
-        learn: Takes in which leaf a named value of the program is; whether the name was meant for it.
+        learn: Takes in which leaf a named value of the program is; whether the name is a mark. None: there are none.
         values: Whether leaves have values (False on abstract ones).
     """
 
     def __init__(
-        self, where: Callable[[str], str], learn: Callable[[str, Sequence[str]], bool], *, values: bool
+        self, where: Callable[[str], str], learn: Callable[[str, Sequence[str]], bool] | None = None, *, values: bool
     ) -> None:
         self.where, self.learn = where, learn
         self.has_values = values
@@ -263,7 +263,7 @@ class Lowering:
 
     def _learned(self, eqn: Any, value: int) -> bool:
         leaf = self.drafts[self.behind(value)].leaf
-        return self.learn(eqn.params["name"], leaf.names if leaf else ())
+        return self.learn is not None and self.learn(eqn.params["name"], leaf.names if leaf else ())
 
     def results(self, frame: Frame) -> tuple[int, ...]:
         return tuple(self.read(frame, v) for v in frame.jaxpr.outvars)

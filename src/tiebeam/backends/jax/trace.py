@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from tiebeam.backends.jax.fold import TINY, known
-from tiebeam.backends.jax.held import Held
+from tiebeam.backends.jax.held import Held, Marked
 from tiebeam.backends.jax.lower import Frame, Lowering
 from tiebeam.backends.jax.measure import Wanted, evaluator, facts_of, numbers_of, unmeasured, wanted_of
 from tiebeam.backends.jax.tree import Slot, Tree, arrays_in, is_abstract, is_key
@@ -86,7 +86,7 @@ def trace(program: Program, held: Held, arrays: Sequence[Any], *, logits: bool, 
         measure: False: the structure alone.
     """
     meta = any(map(is_abstract, [*arrays, *program.inputs]))
-    low = Lowering(held.where, held.learn, values=not meta)
+    low = Lowering(held.where, held.learn if isinstance(held, Marked) else None, values=not meta)
     leaves, places = _leaves(low, held.slots, arrays)
     inputs = [_input(low, a, n) for a, n in zip(program.inputs, program.names, strict=True)]
     consts = [low.constant(c) for c in program.closed.consts]
