@@ -1,8 +1,9 @@
 """The commands: each resolves its target, asks the public calls, prints, and ends with a telling code."""
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,6 +22,7 @@ from tiebeam.cli.output import (
 
 if TYPE_CHECKING:
     from tiebeam.cli.target import Target
+    from tiebeam.core.report import Report
 
 app = typer.Typer(
     add_completion=False,
@@ -29,6 +31,14 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+class Backend(StrEnum):
+    """What Keras computes with."""
+
+    jax = "jax"
+    torch = "torch"
+    tensorflow = "tensorflow"
 
 
 class Mode(StrEnum):
@@ -40,7 +50,8 @@ class Mode(StrEnum):
 
 
 _TARGET = (
-    "module:callable, a folder or file with a Hugging Face config.json, a model type such as gpt2, or hf:org/name."
+    "module:callable, a folder or file with a Hugging Face config.json, a .keras file, a model type such as gpt2, or "
+    "hf:org/name."
 )
 
 TargetArg = Annotated[str, typer.Argument(metavar="TARGET", help=_TARGET, show_default=False)]
@@ -53,6 +64,18 @@ OutputOpt = Annotated[
 ]
 SeedOpt = Annotated[
     int, typer.Option("--seed", min=0, max=2**32 - 1, help="Of random weights, of dropout, and of draws.")
+]
+BackendOpt = Annotated[
+    Backend | None,
+    typer.Option("--backend", help="What Keras computes with. Default: KERAS_BACKEND, or Keras's own config."),
+]
+ImportOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="MODULE",
+        help="Import it first: it registers classes that a .keras file names. Its code runs.",
+    ),
 ]
 DebugOpt = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -87,6 +110,8 @@ def inspect_command(
     fail_on: Annotated[
         FailOn, typer.Option("--fail-on", help="Least severity that makes the exit code 1.")
     ] = FailOn.warning,
+    backend: BackendOpt = None,
+    imports: ImportOpt = None,
     seed: SeedOpt = 0,
     debug: DebugOpt = False,
 ) -> None:
@@ -94,7 +119,7 @@ def inspect_command(
 
     Says for each table whether lookup and readout share it, with which constant factors and std, what
     the first loss will be, and what is wrong, with the fix. Nothing is changed. The code of a
-    module:callable runs; a hub repository's never does.
+    module:callable runs; a hub repository's, and what a .keras file carries, never does.
     """
     with outcome(debug):
         check_file(output)
@@ -103,9 +128,11 @@ def inspect_command(
         from tiebeam.cli.building import PASS, seeded
 
         with stdout_kept_clean():
-            found = _resolve(target, meta=meta, seed=seed)
+            found = _resolve(target, meta=meta, seed=seed, backend=backend, imports=imports)
             with seeded(seed, part=PASS):
                 report = tiebeam.inspect(found.model, found.inputs, params=found.params)
+        if meta and not report.meta:
+            note("note: --meta changed nothing: what was built has values; JAX models take shapes (jax.eval_shape)")
         show(report, form, output)
         code = exit_code(report, fail_on)
     raise typer.Exit(code)
@@ -115,36 +142,37 @@ def inspect_command(
 def init_command(
     target: TargetArg,
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for model.safetensors and config.json.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the weights and what belongs to them.")],
     mode: Annotated[
         Mode, typer.Option("--mode", help="From the structure alone, measured, or whichever serves.")
     ] = Mode.auto,
+    backend: BackendOpt = None,
+    imports: ImportOpt = None,
     seed: SeedOpt = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace files in a folder that is not empty.")] = False,
     debug: DebugOpt = False,
 ) -> None:
     """Initialise a model's vocabulary tables so that its logits start at unit variance, and save it.
 
-    Writes safetensors and a config: the folder appears whole or not at all. One seed gives the same
-    tables everywhere. Everything but the tables and the readout's bias keeps its values.
+    Writes safetensors and a config (of a Keras model a .keras file): the folder appears whole or not at all.
+    One seed gives the same tables everywhere. Everything but the tables and the readout's bias keeps its values.
     """
     with outcome(debug):
-        import tiebeam
         from tiebeam.cli.building import PASS, seeded
         from tiebeam.cli.save import check_out, save
         from tiebeam.errors import TargetError
 
         check_out(out, force=force)
         with stdout_kept_clean():
-            found = _resolve(target, meta=False, seed=seed)
+            found = _resolve(target, meta=False, seed=seed, backend=backend, imports=imports)
             with seeded(seed, part=PASS):
-                report = tiebeam.initialize(found.model, found.inputs, mode=mode.value, seed=seed)
+                found, report = _initialized(found, mode.value, seed)
             if not report.init:
                 raise TargetError(f"'{target}' has no vocabulary table to initialise", expected="a language model")
             if found.weights == "file":
                 tables = ", ".join(i.name for i in report.init)
                 note(f"note: the weights of {tables} in the file are replaced by new draws")
-            names = save(found.model, report, out, force=force)
+            names = save(found.model, report, out, params=found.params, force=force)
         show(report, Format.text, None)
         note(f"wrote {', '.join(names)} to {out}")
 
@@ -178,10 +206,25 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _resolve(target: str, *, meta: bool, seed: int) -> "Target":
+def _initialized(
+    found: "Target", mode: "Literal['auto', 'analytic', 'empirical']", seed: int
+) -> "tuple[Target, Report]":
+    """The target with new tables, and the report."""
+    import tiebeam
+    from tiebeam.backends import entry_of
+
+    if not entry_of(found.model, found.params).functional:
+        return found, tiebeam.initialize(found.model, found.inputs, mode=mode, seed=seed)
+    made, report = tiebeam.initialize_params(found.model, found.inputs, found.params, mode=mode, seed=seed)
+    return (replace(found, model=made) if found.params is None else replace(found, params=made)), report
+
+
+def _resolve(target: str, *, meta: bool, seed: int, backend: Backend | None, imports: list[str] | None) -> "Target":
+    from tiebeam.cli.keras_target import choose_backend
     from tiebeam.cli.targets import resolve
 
-    found = resolve(target, meta=meta, seed=seed)
+    choose_backend(backend.value if backend else None)
+    found = resolve(target, meta=meta, seed=seed, imports=tuple(imports or ()))
     for line in found.notes:
         note(f"note: {line}")
     return found

@@ -1,9 +1,13 @@
 """The circumstances under which models are built and run: a seed, and no memory where none is wanted."""
 
 import random
+import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,7 +17,10 @@ PASS = 1
 
 @contextmanager
 def seeded(seed: int, *, part: int = 0) -> Iterator[None]:
-    """The global generators of Python, NumPy and torch, if it is installed, at a seed; as before afterwards.
+    """The global generators of Python, NumPy and torch at a seed; as before afterwards.
+
+    Torch's is seeded where torch is loaded, or as soon as it is: other frameworks do without it, and TensorFlow can
+    crash beside it.
 
     Args:
         seed: Below 2**32, which is all that NumPy takes.
@@ -25,7 +32,7 @@ def seeded(seed: int, *, part: int = 0) -> Iterator[None]:
     random.seed(number)
     np.random.seed(number)  # noqa: NPY002
     try:
-        with _torch_at(number) if find_spec("torch") else nullcontext():
+        with _torch_at(number) if "torch" in sys.modules else _torch_when_loaded(number):
             yield
     finally:
         random.setstate(python)
@@ -42,6 +49,39 @@ def _torch_at(seed: int) -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(state)
+
+
+@contextmanager
+def _torch_when_loaded(seed: int) -> Iterator[None]:
+    finder = _SeedTorch(seed)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+
+
+class _SeedTorch(MetaPathFinder):
+    """Finds nothing itself; when torch is asked for, seeds it behind its import."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_seed(module: ModuleType) -> None:
+                run(module)
+                module.manual_seed(self._seed)
+
+            vars(spec.loader)["exec_module"] = run_and_seed
+        return spec
 
 
 @contextmanager

@@ -1,25 +1,26 @@
-"""Write a model as `model.safetensors` and `config.json`: a folder that appears whole or not at all."""
+"""Write a model into a folder that appears whole or not at all; how, is one file a framework."""
 
-import dataclasses
-import json
 import shutil
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tiebeam.checkpoints.declared import declared_by
-from tiebeam.checkpoints.scopes import fields
 from tiebeam.cli.output import permissions
-from tiebeam.cli.transformers_target import quiet
 from tiebeam.errors import TargetError
 
 if TYPE_CHECKING:
     from tiebeam.core.report import Report
 
-WEIGHTS, CONFIG, INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
+Writer = Callable[[Any, Any, "Report", Path], None]
+WRITERS = {
+    "torch": "tiebeam.cli.save_torch",
+    "jax": "tiebeam.cli.save_jax",
+    "keras": "tiebeam.cli.save_keras",
+}
+INDEX = "model.safetensors.index.json"
+LAST = ("config.json", "report.json")  # what speaks of the weights comes after them
 
 
 def check_out(out: Path, *, force: bool) -> None:
@@ -42,7 +43,7 @@ def check_out(out: Path, *, force: bool) -> None:
         )
 
 
-def save(model: Any, report: "Report", out: Path, *, force: bool = False) -> tuple[str, ...]:
+def save(model: Any, report: "Report", out: Path, *, params: Any = None, force: bool = False) -> tuple[str, ...]:
     """Write weights and config, each tensor once.
 
     Everything is written to a temporary folder beside `out`, which then takes its name. With `force` and
@@ -50,24 +51,25 @@ def save(model: Any, report: "Report", out: Path, *, force: bool = False) -> tup
     first; other files stay.
 
     Args:
-        model: A PyTorch module with real weights.
-        report: What was done, for the config of a model that has none.
+        model: With real weights.
+        report: What was done.
         out: The folder.
+        params: What a JAX model that holds no arrays is applied to.
         force: Replace files in a folder that is not empty.
 
     Returns:
         Names of the files written.
 
     Raises:
-        TargetError: The model is none of PyTorch's or on meta, or the folder cannot be written.
+        TargetError: The model has no values, its framework has no files, or the folder cannot be written.
     """
     check_out(out, force=force)
-    _check_model(model, report)
+    write = _writer(report)
     place = out.resolve()  # a link stays, and the folder it points to is filled
     try:
         draft = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
         try:
-            _write(model, report, draft)
+            write(model, params, report, draft)
             names = tuple(sorted(p.name for p in draft.iterdir()))
             for path in (draft, *draft.rglob("*")):
                 path.chmod(permissions(folder=path.is_dir()))
@@ -79,16 +81,16 @@ def save(model: Any, report: "Report", out: Path, *, force: bool = False) -> tup
     return names
 
 
-def _check_model(model: Any, report: "Report") -> None:
-    if report.framework != "torch":
+def _writer(report: "Report") -> Writer:
+    home = WRITERS.get(report.framework)
+    if home is None:
         raise TargetError(
-            "only PyTorch models are written to files",
-            got=f"a model of {report.framework}",
+            f"models of {report.framework} are not written to files",
+            expected=f"a model of {', '.join(WRITERS)}",
             hint="call tiebeam.initialize in Python and save with the framework's own means",
         )
-    empty = [name for name, p in model.named_parameters() if p.device.type == "meta"]
-    if empty:
-        raise TargetError(f"the parameter '{empty[0]}' has no values", got="a meta tensor")
+    found: Writer = import_module(home).write
+    return found
 
 
 def _publish(draft: Path, out: Path, names: tuple[str, ...]) -> None:
@@ -96,82 +98,7 @@ def _publish(draft: Path, out: Path, names: tuple[str, ...]) -> None:
     if not out.is_dir() or (not any(out.iterdir()) and not here):
         draft.replace(out)  # over an empty folder too
         return
-    for name in sorted(names, key=lambda n: n == CONFIG):
+    for name in sorted(names, key=lambda n: n in LAST):
         (draft / name).replace(out / name)
     if INDEX not in names:
         (out / INDEX).unlink(missing_ok=True)  # it would speak of files that are no longer the model
-
-
-def _write(model: Any, report: "Report", folder: Path) -> None:
-    extra = _undeclared_aliases(model)
-    if hasattr(model, "save_pretrained"):
-        state = None
-        if extra:
-            state = {n: t.clone() if n in extra else t for n, t in model.state_dict().items()}
-        with quiet() if "transformers" in sys.modules else nullcontext():
-            model.save_pretrained(folder, state_dict=state, max_shard_size="1TB")
-    else:
-        _write_module(model, folder)
-        text = json.dumps(_config(model, report), indent=2, default=str)
-        (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
-
-
-def _write_module(model: Any, folder: Path) -> None:
-    """As `safetensors.torch.load_model` reads it: a tensor once, its other names in the metadata."""
-    from safetensors.torch import save_file
-
-    state = model.state_dict()
-    aliases = {alias: owner for owner, *others in _shared(state) for alias in others}
-    tensors = {n: t.detach().contiguous() for n, t in state.items() if n not in aliases}
-    save_file(_apart(tensors), folder / WEIGHTS, metadata={"format": "pt", **aliases})
-
-
-def _apart(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Views of one storage that are not the same tensor (a fused weight, say) get memory of their own."""
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        storage = tensor.untyped_storage().data_ptr()
-        if storage in seen or tensor.untyped_storage().nbytes() != tensor.nbytes:
-            tensors[name] = tensor.clone()
-        seen.add(storage)
-    return tensors
-
-
-def _shared(state: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Groups of names that are one tensor, in order of the state."""
-    groups: dict[tuple[Any, ...], list[str]] = {}
-    for name, t in state.items():
-        if t.numel():
-            key = (t.untyped_storage().data_ptr(), t.storage_offset(), tuple(t.shape), t.stride(), t.dtype)
-            groups.setdefault(key, []).append(name)
-    yield from (names for names in groups.values() if len(names) > 1)
-
-
-def _undeclared_aliases(model: Any) -> frozenset[str]:
-    """Names of shared tensors whose sharing config and class do not declare.
-
-    A loader would leave them random if the file held the tensor once, so each is written in full.
-    """
-    declared = declared_by(model)
-    return frozenset(
-        alias
-        for owner, *others in _shared(model.state_dict())
-        for alias in others
-        if not (declared and declared.tied and declared.names(alias, owner))
-    )
-
-
-def _config(model: Any, report: "Report") -> dict[str, Any]:
-    """What a module without a Hugging Face config can say of itself."""
-    own = getattr(model, "config", None)
-    held = dataclasses.asdict(own) if dataclasses.is_dataclass(own) and not isinstance(own, type) else fields(own)
-    import tiebeam
-
-    return {
-        "architectures": [type(model).__name__],
-        **{k: v for k, v in held.items() if not k.startswith("_")},
-        "tiebeam": {
-            "version": tiebeam.__version__,
-            "init": [{"table": i.name, "std": i.std, "mode": i.mode, "seed": i.seed} for i in report.init],
-        },
-    }

@@ -17,10 +17,12 @@ from tiebeam.cli.target import Target, near
 from tiebeam.errors import TargetError
 
 _CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-_EXPECTED = "module:callable, a folder or file with a Hugging Face config.json, a model type, or hf:org/name"
+_EXPECTED = (
+    "module:callable, a folder or file with a Hugging Face config.json, a .keras file, a model type, or hf:org/name"
+)
 
 
-def resolve(target: str, *, meta: bool = False, seed: int = 0) -> Target:
+def resolve(target: str, *, meta: bool = False, seed: int = 0, imports: tuple[str, ...] = ()) -> Target:
     """Make the model that a target names.
 
     Args:
@@ -29,6 +31,7 @@ def resolve(target: str, *, meta: bool = False, seed: int = 0) -> Target:
             not installed; nothing is ever unpickled.
         meta: Build without memory for the weights.
         seed: Of random weights, below 2**32.
+        imports: Modules to import first: classes of the user's that a `.keras` file names.
 
     Raises:
         TargetError: The target names nothing, or what it names cannot be built.
@@ -38,13 +41,23 @@ def resolve(target: str, *, meta: bool = False, seed: int = 0) -> Target:
 
         return from_hub(target.removeprefix("hf:"), meta=meta, seed=seed)
     path = Path(target).expanduser()
+    if path.suffix == ".keras" and path.is_file():
+        from tiebeam.cli.keras_target import from_keras_file
+
+        if meta:
+            raise TargetError(
+                f"'{target}' is loaded with its weights, so --meta has no meaning for it", hint="leave --meta out"
+            )
+        return from_keras_file(path, imports=imports, seed=seed)
+    for name in imports:
+        user_module(name)
     if path.exists() and target:
         from tiebeam.cli.transformers_target import from_path
 
         return from_path(path, meta=meta, seed=seed)
     if _CALLABLE.fullmatch(target) and ".py:" not in target:
         return _from_callable(target, meta=meta, seed=seed)
-    if not target or re.search(r"[/\\:]|\.(json|py|safetensors|bin|pt|pth|gguf)$", target):
+    if not target or re.search(r"[/\\:]|\.(json|py|safetensors|bin|pt|pth|gguf|keras|h5)$", target):
         raise TargetError(_missing(target), got=repr(target), expected=_EXPECTED, hint=_path_hint(target))
     from tiebeam.cli.transformers_target import from_model_type
 
@@ -68,7 +81,7 @@ def _path_hint(target: str) -> str:
 def _from_callable(target: str, *, meta: bool, seed: int) -> Target:
     module_name, _, path = target.partition(":")
     with _building(False, seed):  # a module may build its model when it is imported
-        module = _module(module_name)
+        module = user_module(module_name)
     found = _attribute(module, path, target)
     if _is_model_itself(found):
         if meta:
@@ -92,7 +105,12 @@ def _from_callable(target: str, *, meta: bool, seed: int) -> Target:
     return Target(model, inputs, weights="meta" if meta else "code", params=params)
 
 
-def _module(name: str) -> ModuleType:
+def user_module(name: str) -> ModuleType:
+    """A module of the user's, from the current folder first; its code runs.
+
+    Raises:
+        TargetError: It cannot be imported.
+    """
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

@@ -28,9 +28,11 @@ def wide_enough(dtype: Any) -> Any:
 
 def explicit_mesh() -> Any:
     """The mesh of a program whose types say how its arrays lie, or None."""
-    kinds = getattr(jax.sharding, "AxisType", None)
-    mesh = jax.sharding.get_abstract_mesh() if kinds else None
-    return mesh if mesh is not None and kinds.Explicit in mesh.axis_types else None
+    kinds: Any = getattr(jax.sharding, "AxisType", None)
+    if kinds is None:  # releases without such types
+        return None
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh if kinds.Explicit in mesh.axis_types else None
 
 
 def pooled(a: Any, b: Any) -> Any:
@@ -102,7 +104,8 @@ class Interpreter:
         """The value as all of the program can read it: where shardings are part of types, parts have others."""
         if self._mesh is None or self.inside:
             return array
-        return jax.sharding.reshard(array, NamedSharding(self._mesh, _spec()))
+        moved: Callable[..., Any] = jax.sharding.reshard  # which has no annotations
+        return moved(array, NamedSharding(self._mesh, _spec()))
 
     def _holds(self, frame: Frame) -> bool:
         return any(frame.first <= v < frame.last for v in (*self.moments, *self.whole))

@@ -31,6 +31,9 @@ class HeldLinen:
             Slot((self._own(n),), a, parameter=n.startswith("params."))
             for n, a in zip(self._tree.names, self._tree.arrays, strict=True)
         ]
+        # Collections aside, every path that variables lie under.
+        paths = [n.split(".")[1:-1] for n in self._tree.names]
+        self._modules = {".".join(parts[: i + 1]) for parts in paths for i in range(len(parts))}
 
     def _own(self, name: str) -> str:
         """The path in the tree that the caller passed."""
@@ -53,9 +56,19 @@ class HeldLinen:
         return tree["params"] if self._bare else tree
 
     def where(self, stack: str) -> str:
-        """Linen names a scope after the module, and after its method where that is not `__call__`."""
-        parts = [s.partition(".")[0] for s in scopes(stack)]
-        return ".".join(p for p in parts[1:] if p)
+        """Linen names a scope after the module, and after its method where that is not `__call__`.
+
+        A module that calls a method of its own opens a second scope, which is no second module.
+        """
+        root, *inner = scopes(stack) or [""]
+        path, last = "", root.partition(".")[0]
+        for scope in inner:
+            name, _, method = scope.partition(".")
+            below = f"{path}.{name}" if path else name
+            if method and name == last and below not in self._modules:
+                continue
+            path, last = below, name
+        return path
 
     def tie(self, owner: str, other: str) -> str:
         return ""

@@ -1,0 +1,124 @@
+"""The command line on Keras targets: files, callables, classes of the user's, and what `init` writes.
+
+Each command runs in a process of its own: Keras keeps the backend that it was imported with.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+BACKEND = "jax"
+
+MODULE = """
+import keras
+from keras import layers, ops
+
+@keras.saving.register_keras_serializable("own")
+class Twice(layers.Layer):
+    def call(self, x):
+        return x * 2.0
+
+def model(vocab=300, width=16, twice=False):
+    embed = layers.Embedding(vocab, width, name="embed")
+    ids = keras.Input((None,), dtype="int32")
+    x = embed(ids)
+    x = Twice()(x) if twice else layers.Rescaling(2.0)(x)
+    x = layers.LayerNormalization()(x)
+    return keras.Model(ids, layers.Dense(vocab, use_bias=False, name="head")(x))
+
+def build():
+    return model()
+
+def write():
+    model().save("plain.keras")
+    model(twice=True).save("own.keras")
+    x = keras.Input((3,))
+    keras.Model(x, layers.Lambda(lambda v: v * 2.0)(x)).save("lambda.keras")
+"""
+
+
+def run(folder: Path, *args: str, code: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KERAS_BACKEND": BACKEND}
+    command = ["-c", code] if code else ["-m", "tiebeam.cli", *args]
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The current folder, with a module of models in it, and files that it wrote."""
+    made = tmp_path_factory.mktemp("models")
+    (made / "keras_models.py").write_text(MODULE, encoding="utf-8")
+    done = run(made, code="import keras_models; keras_models.write()")
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+def report_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode in (0, 1), done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+@pytest.mark.parametrize("target", ["plain.keras", "keras_models:build"])
+def test_a_file_and_a_callable_are_looked_at(target: str, folder: Path) -> None:
+    report = report_of(run(folder, "inspect", target, "--format", "json"))
+    assert report["framework"] == "keras"
+    assert {t["state"] for t in report["tables"]} == {"untied"}
+    assert report["versions"]["keras"]
+
+
+def test_a_class_of_the_users_is_imported_when_it_is_named(folder: Path) -> None:
+    alone = run(folder, "inspect", "own.keras")
+    assert alone.returncode == 2
+    assert "--import keras_models" in alone.stderr
+    named = report_of(run(folder, "inspect", "own.keras", "--import", "keras_models", "--format", "json"))
+    lookups = [t["lookup_factor"] for t in named["tables"] if t["lookups"]]
+    assert lookups == [2.0]
+
+
+def test_a_lambda_is_refused_also_beside_imports(folder: Path) -> None:
+    done = run(folder, "inspect", "lambda.keras", "--import", "keras_models")
+    assert done.returncode == 2
+    assert "Python code" in done.stderr
+
+
+def test_a_config_that_asks_for_more_than_the_file_holds_takes_no_memory(folder: Path) -> None:
+    """Forty terabytes, by the config."""
+    with zipfile.ZipFile(folder / "plain.keras") as good, zipfile.ZipFile(folder / "huge.keras", "w") as bad:
+        for member in good.namelist():
+            data = good.read(member)
+            if member == "config.json":
+                data = data.replace(b'"input_dim": 300', b'"input_dim": 1000000000000')
+            bad.writestr(member, data)
+    done = run(folder, "inspect", "huge.keras")
+    assert done.returncode == 2
+    assert "are not those of its config" in done.stderr, done.stderr
+
+
+def test_init_writes_a_file_that_keras_loads(folder: Path) -> None:
+    done = run(folder, "init", "plain.keras", "--out", "ready")
+    assert done.returncode == 0, done.stderr
+    assert sorted(p.name for p in (folder / "ready").iterdir()) == ["model.keras", "report.json"]
+    code = (
+        "import keras, numpy as np\n"
+        "m = keras.saving.load_model('ready/model.keras')\n"
+        "print(float(np.std(m.get_layer('head').kernel)))"
+    )
+    again = run(folder, code=code)
+    assert float(again.stdout.split()[-1]) == pytest.approx(0.25, rel=0.03), again.stderr
+
+
+def test_the_backend_is_what_the_option_says(folder: Path) -> None:
+    done = run(folder, "inspect", "plain.keras", "--backend", "torch", "--fail-on", "never")
+    assert done.returncode == 0, done.stderr
+    assert "Keras computes with torch" in done.stderr
