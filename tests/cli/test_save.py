@@ -178,6 +178,6 @@ def test_models_without_values_and_of_other_frameworks_are_refused(tmp_path: Pat
         model = nn.Embedding(4, 2)
     with pytest.raises(TargetError, match="'weight' has no values"):
         save(model, REPORT, tmp_path / "out")
-    with pytest.raises(TargetError, match="a model of jax"):
-        save(object(), Report(model="m", framework="jax"), tmp_path / "out")
+    with pytest.raises(TargetError, match="models of numpy are not written"):
+        save(object(), Report(model="m", framework="numpy"), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
