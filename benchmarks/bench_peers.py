@@ -165,7 +165,9 @@ def main() -> int:
         wrong = [line for line in lines if False in line["right"].values()]
         for line in wrong if args.list else ():
             told = line["why"] or {k: line[k] for k in ("tied", *FACTORS)}
-            print(f"    {line['package']:8} {line['model']}: {told}; true: {[v for k, v in line.items() if 'true' in k]}")
+            print(
+                f"    {line['package']:8} {line['model']}: {told}; true: {[v for k, v in line.items() if 'true' in k]}"
+            )
         missed += sum(line["package"] == "tiebeam" for line in wrong)
     return int(missed > 0)
 
