@@ -7,10 +7,7 @@ on one positional input, so those are counted apart as well. What a package refu
 
     python benchmarks/bench_peers.py [--only jax keras] [--list]
 
-AnyInit is no dependency. To have it beside tiebeam, without what else it would install:
-
-    pip install --no-deps --target build/peers anyinit==0.4.0
-    PYTHONPATH=build/peers python benchmarks/bench_peers.py
+AnyInit is no dependency; where it is absent, the benchmark says how to have it.
 """
 
 import argparse
@@ -30,7 +27,11 @@ from typing import Any
 import tiebeam
 
 ROOT = Path(__file__).resolve().parents[1]
-PEER, PEER_VERSION = "anyinit", "0.4.0"
+PEER = "anyinit"
+INSTALL = """To have it beside tiebeam, without what else it would install:
+
+    pip install --no-deps --target build/peers anyinit==0.4.0
+    PYTHONPATH=build/peers python benchmarks/bench_peers.py"""
 TIGHT = 1e-4
 FACTORS = ("lookup_factor", "readout_factor")
 #: folders of models, and what their process needs in its environment
@@ -151,7 +152,7 @@ def main() -> int:
             print(json.dumps(line))
         return 0
     if find_spec(PEER) is None:
-        print(f"{PEER} is absent, so tiebeam stands alone here. {__doc__.split('beside tiebeam, ')[1]}")
+        print(f"{PEER} is absent: tiebeam stands alone here.\n{INSTALL}")
     missed = 0
     for kit in args.only:
         if not (ROOT / "tests" / kit / "models" / "kit.py").is_file():
