@@ -37,9 +37,16 @@ def model(vocab=300, width=16, twice=False):
 def build():
     return model()
 
+def block():
+    from tiebeam.keras import TiedEmbedding
+    embed = TiedEmbedding(300, 16)
+    ids = keras.Input((None,), dtype="int32")
+    return keras.Model(ids, embed(layers.LayerNormalization()(embed(ids)), reverse=True))
+
 def write():
     model().save("plain.keras")
     model(twice=True).save("own.keras")
+    block().save("block.keras")
     x = keras.Input((3,))
     keras.Model(x, layers.Lambda(lambda v: v * 2.0)(x)).save("lambda.keras")
 """
@@ -84,6 +91,11 @@ def test_a_class_of_the_users_is_imported_when_it_is_named(folder: Path) -> None
     named = report_of(run(folder, "inspect", "own.keras", "--import", "keras_models", "--format", "json"))
     lookups = [t["lookup_factor"] for t in named["tables"] if t["lookups"]]
     assert lookups == [2.0]
+
+
+def test_the_building_blocks_need_no_import(folder: Path) -> None:
+    report = report_of(run(folder, "inspect", "block.keras", "--format", "json"))
+    assert [t["state"] for t in report["tables"]] == ["tied"]
 
 
 def test_a_lambda_is_refused_also_beside_imports(folder: Path) -> None:

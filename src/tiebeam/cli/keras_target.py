@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tiebeam.cli.keras_archive import check_names, check_no_code, held_bytes, read_config
+from tiebeam.cli.keras_archive import check_names, check_no_code, held_bytes, objects_in, read_config
 from tiebeam.cli.target import Target
 from tiebeam.errors import BackendError, TargetError
 
@@ -56,6 +56,8 @@ def from_keras_file(path: Path, *, imports: tuple[str, ...], seed: int) -> Targe
     if not imports:
         check_names(config, path, frozenset())
     keras = _keras()
+    if any(str(item.get("module")).startswith("tiebeam.") for item in objects_in(config, path)):
+        importlib.import_module("tiebeam.keras")  # Keras imports no packages but its own
     for name in imports:
         user_module(name)
     check_names(config, path, frozenset(keras.saving.get_custom_objects()))
