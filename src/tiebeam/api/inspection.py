@@ -65,7 +65,7 @@ def inspect(model: Any, inputs: Any = None, *, params: Any = None) -> Report:
             findings=(unloaded.finding,),
             parameters=backend.parameters(),
             notes=("the model could not be run",),
-            versions=versions(backend.framework),
+            versions=versions(backend.packages),
         )
 
 
@@ -80,7 +80,7 @@ def report_of(seen: Look) -> Report:
         parameters=seen.model.parameters(),
         meta=graph.meta,
         notes=(*graph.notes, *barriers(graph)),
-        versions=versions(seen.model.framework),
+        versions=versions(seen.model.packages),
     )
 
 

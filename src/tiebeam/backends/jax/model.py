@@ -47,19 +47,16 @@ class JaxModel:
     """
 
     framework = "jax"
+    packages: tuple[str, ...] = ("jax",)
 
     def __init__(self, held: Held, *, whole: bool = False) -> None:
+        self.model = held.model
         self.held, self.whole = held, whole
         self.arrays = [s.array for s in held.slots]
         self._programs: list[tuple[tuple[Any, ...], Mapping[str, Any], Program]] = []
         for slot in held.slots:
             if isinstance(slot.array, jax.Array) and not isinstance(slot.array, jax.core.Tracer):
                 _check_alive(slot.array, slot.name, held.name)
-
-    @property
-    def model(self) -> Any:
-        """The framework's own object."""
-        return self.held.model
 
     @property
     def name(self) -> str:

@@ -52,6 +52,7 @@ class TorchModel:
     """
 
     framework = "torch"
+    packages: tuple[str, ...] = ("torch",)
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
