@@ -88,7 +88,7 @@ def einsum(equation: str, ranks: Sequence[int]) -> list[Axes] | None:
     terms = left.split(",")
     hidden = [n - len(t.replace("...", "")) if "..." in t else 0 for t, n in zip(terms, ranks, strict=True)]
     # The axes behind an ellipsis are aligned at the right: give each its own capital letter that no term uses.
-    free = [c for c in map(chr, range(0x100, 0x100 + max(hidden, default=0)))]
+    free = [chr(0x100 + i) for i in range(max(hidden, default=0))]
     spelled = [t.replace("...", "".join(free[len(free) - n :])) for t, n in zip(terms, hidden, strict=True)]
     result = right.replace("...", "".join(free))
     if any(len(set(t)) != len(t) for t in [*spelled, result]):

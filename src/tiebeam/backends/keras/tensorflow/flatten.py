@@ -110,7 +110,9 @@ class _Opening:
             opened = [self._open(f.name, f"{name}.{i}", given, ())[0] for i, f in enumerate(bodies)]
             self.flat.results[name] = opened
 
-    def _open(self, function: str, caller: str, args: Sequence[str], waits: Sequence[str]) -> tuple[list[str], list[str]]:
+    def _open(
+        self, function: str, caller: str, args: Sequence[str], waits: Sequence[str]
+    ) -> tuple[list[str], list[str]]:
         """Add the nodes of a function: the names of its results, and of the nodes that it ends with."""
         body = self.library[function]
         graph, flat_names = function_def_to_graph_def(body)
@@ -131,6 +133,6 @@ def _renaming(prefix: str, given: dict[str, str]) -> Callable[[str], str]:
         if name.startswith("^"):
             return "" if name[1:] in given else f"^{prefix}{name[1:]}"
         base, _, index = name.partition(":")
-        return given[base] if base in given else f"{prefix}{base}:{index or 0}"
+        return given.get(base, f"{prefix}{base}:{index or 0}")
 
     return rename

@@ -1,15 +1,16 @@
 """The function graph of a model's call, flat and as it was written: nothing has optimised it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
 from tiebeam.backends.keras.common import KerasModel
+from tiebeam.backends.keras.layers import Layers
 from tiebeam.backends.keras.tensorflow.flatten import Flat, flattened, runs_functions
 from tiebeam.backends.keras.untouched import untouched
 from tiebeam.backends.protocol import RefusedError
@@ -21,40 +22,85 @@ class Program:
     """What a model's call computes from inputs of one kind; it outlives the weights, so another pass traces nothing.
 
     Attributes:
-        graph: The flat graph.
-        inputs: The tensors among the inputs; `fed`: the names of the nodes that stand for them.
-        outputs: Names of the tensors that the model returned.
-        captured: By name of the node that stands for it: a variable's handle, or a tensor that the program holds.
-        variables: The variables behind handles, by the id of the handle.
-        flat: How functions were opened, if there were any.
-        scopes: Path of the layer that opened a name scope.
+        traced: The function as TensorFlow made it; it keeps its graph alive.
+        inputs: The tensors among the arguments, which the graph's first inputs stand for.
+        scopes: Path of the layer that a name scope belongs to.
+        flat: The graph without calls, where there were any.
+        opened: The function that holds it.
         compiled: Evaluators by what they measure.
     """
 
-    graph: Any
+    traced: Any
     inputs: list[Any]
-    fed: list[str]
-    outputs: list[str]
-    captured: dict[str, Any]
-    variables: dict[int, Any]
-    flat: Flat | None
     scopes: Mapping[str, str]
+    flat: Flat | None = None
+    opened: Any = None
     compiled: dict[Any, Any] = field(default_factory=dict)
 
+    @property
+    def graph(self) -> Any:
+        """The flat graph."""
+        return (self.opened or self.traced).graph
+
+    @cached_property
+    def outputs(self) -> list[str]:
+        """Names of the tensors that the model returned."""
+        names = [t.name for t in self.traced.graph.outputs]
+        return [self.flat.tensor(n) for n in names] if self.flat else names
+
+    @cached_property
+    def definition(self) -> Any:
+        """The flat graph as a `GraphDef`."""
+        return self.flat.definition if self.flat else self.traced.graph.as_graph_def()
+
+    @cached_property
+    def variables(self) -> dict[int, Any]:
+        """The variables that the program reads, by the id of their handle."""
+        return {id(v.handle): v for v in self.traced.graph.variables if isinstance(v, tf.Variable)}
+
     def where(self, node: str) -> str:
-        """Path of the layer whose call made a node."""
-        while True:
-            scope, _, _ = node.rpartition("/")
-            while scope:
-                if f"{scope}/" in self.scopes:
-                    return self.scopes[f"{scope}/"]
-                caller = self.flat.callers.get(f"{scope}/") if self.flat else None
-                if caller is not None:
-                    break
-                scope, _, _ = scope.rpartition("/")
-            else:
-                return ""
-            node = f"{caller}/"
+        """Path of the layer whose call made a node; a node of a function belongs where that was called."""
+        callers = self.flat.callers if self.flat else {}
+        scope = node.rpartition("/")[0]
+        while scope:
+            if f"{scope}/" in self.scopes:
+                return self.scopes[f"{scope}/"]
+            scope = callers.get(f"{scope}/", scope).rpartition("/")[0]
+        return self.scopes.get("", "")
+
+    def function(self, names: Sequence[str], read: Callable[[list[Any]], Any]) -> Any:
+        """A concrete function of the inputs that runs what the tensors `names` need, and hands them to `read`."""
+        graph = self.traced.graph
+        placeholders = [t.op.name for t in graph.inputs[: len(self.inputs)]]
+        captured = {inner.op.name: outer for outer, inner in graph.captures}
+        kept = needed(self.definition, names, {*placeholders, *captured})
+        used = {n.partition(":")[0] for node in kept.node for n in node.input}
+
+        def placed(*tensors: Any) -> Any:
+            inside = tf.compat.v1.get_default_graph()
+            given = dict(zip(placeholders, tensors, strict=True))
+            given |= {name: inside.capture(outer) for name, outer in captured.items() if name in used}
+            mapped = {f"{name}:0": tensor for name, tensor in given.items() if name in used}
+            return read(tf.graph_util.import_graph_def(kept, input_map=mapped, return_elements=list(names), name=""))
+
+        specs = [tf.TensorSpec(t.shape, t.dtype) for t in self.inputs]
+        return tf.function(placed, autograph=False).get_concrete_function(*specs)
+
+
+def needed(definition: Any, names: Sequence[str], given: Collection[str]) -> Any:
+    """The part of a `GraphDef` that computes the tensors `names` from the nodes `given`, which it leaves out."""
+    nodes = {node.name: node for node in definition.node}
+    waiting, reached = [n.partition(":")[0] for n in names], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name not in reached and name not in given:
+            reached.add(name)
+            waiting += [n.lstrip("^").partition(":")[0] for n in nodes[name].input]
+    part = type(definition)()
+    part.versions.CopyFrom(definition.versions)
+    part.library.CopyFrom(definition.library)
+    part.node.extend(node for name, node in nodes.items() if name in reached)
+    return part
 
 
 def program_of(view: KerasModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Program:
@@ -74,7 +120,7 @@ def program_of(view: KerasModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
         for place, tensor in zip(places, tensors, strict=True):
             given[place] = tensor
         own_args, own_kwargs = keras.tree.pack_sequence_as((args, dict(kwargs)), given)
-        with untouched(view.model), _watched(view.layers.paths, scopes):
+        with untouched(view.model), _watched(view.layers, scopes):
             out = view.model(*own_args, **own_kwargs)
         return [tf.identity(t) for v in keras.tree.flatten(out) for t in _dense(v)]
 
@@ -83,23 +129,36 @@ def program_of(view: KerasModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
         traced = tf.function(call, autograph=False).get_concrete_function(*specs)
     except TiebeamError:
         raise
-    except _VALUE_ASKED as error:
-        raise TraceError(
-            f"{view.name} cannot be traced: it asks for the value of a tensor",
-            got=str(error).splitlines()[0],
-            expected="a call that tf.function accepts without converting it",
-            hint="branch with keras.ops.cond, compute with keras.ops, or put the branch into a tf.function of its own",
-        ) from error
     except Exception as error:
-        raise RefusedError from error
-    return _flat_program(traced, inputs, scopes)
+        try:
+            missing = _missing_values(view, args, kwargs, error)
+        except Exception as own:
+            raise RefusedError from own
+        raise missing from error
+    program = Program(traced, inputs, scopes)
+    if runs_functions(traced.graph):
+        program.flat = flattened(traced.graph.as_graph_def())
+        program.opened = program.function(_ends(program), lambda found: found)
+    return program
 
 
-_VALUE_ASKED = (
-    tf.errors.OperatorNotAllowedInGraphError,
-    NotImplementedError,  # numpy() of a symbolic tensor
-    AttributeError,
-)
+def _ends(program: Program) -> list[str]:
+    """What the flat graph computes: its outputs, and those of the bodies that stand beside branches and loops."""
+    assert program.flat is not None
+    beside = [n for several in program.flat.results.values() for names in several for n in names]
+    return list(dict.fromkeys([*program.outputs, *beside]))
+
+
+def _missing_values(view: KerasModel, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception) -> TraceError:
+    """The error of a model that was refused as a graph, if it runs by itself; else the model's own is raised."""
+    with untouched(view.model):
+        view.model(*args, **kwargs)
+    return TraceError(
+        f"{view.name} runs, but not as a tf.function",
+        got=f"{type(error).__name__}: {error}".splitlines()[0],
+        expected="a call that needs no value of a tensor before the graph runs",
+        hint="branch with keras.ops.cond, compute with keras.ops, or put the branch into a tf.function of its own",
+    )
 
 
 def _dense(value: Any) -> list[Any]:
@@ -110,56 +169,23 @@ def _dense(value: Any) -> list[Any]:
 
 
 @contextmanager
-def _watched(paths: Mapping[int, str], scopes: dict[str, str]) -> Iterator[None]:
-    """Note which layer opened each name scope of the graph that is being made."""
+def _watched(layers: Layers, scopes: dict[str, str]) -> Iterator[None]:
+    """Note whose each name scope is while the graph is made: TensorFlow numbers scopes of one name, Keras does not."""
     graph = tf.compat.v1.get_default_graph()
-    opened = graph.name_scope
+    opened, stack = graph.name_scope, list[str]()
 
     @contextmanager
     def name_scope(name: Any) -> Iterator[str]:
         with opened(name) as scope:
-            stack = global_state.get_global_attribute("name_scope_stack") or ()
-            caller = getattr(stack[-1], "caller", None) if stack else None
-            if scope and scope not in scopes and id(caller) in paths:
-                scopes[scope] = paths[id(caller)]
+            new = bool(name) and not str(name).endswith("/")
+            stack.extend([name] if new else [])
+            if new and scope not in scopes:
+                scopes[scope] = layers.where(stack)
             yield scope
+            del stack[len(stack) - new :]
 
     graph.name_scope = name_scope
     try:
         yield
     finally:
         del graph.name_scope
-
-
-def _flat_program(traced: Any, inputs: list[Any], scopes: Mapping[str, str]) -> Program:
-    graph = traced.graph
-    variables = {id(v.handle): v for v in graph.variables if hasattr(v, "handle")}
-    captured = {inner.op.name: outer for outer, inner in graph.captures}
-    fed = [t.op.name for t in graph.inputs[: len(inputs)]]
-    outputs = [t.name for t in graph.outputs]
-    program = Program(graph, inputs, fed, outputs, captured, variables, None, scopes)
-    if runs_functions(graph):
-        flat = flattened(graph.as_graph_def())
-        program.flat, program.outputs = flat, [flat.tensor(n) for n in outputs]
-        program.graph = function_of(program, flat.definition, lambda _: [], program.outputs).graph
-    return program
-
-
-def function_of(program: Program, definition: Any, read: Any, names: Sequence[str]) -> Any:
-    """A concrete function of the program's inputs that places a graph and reads tensors of it.
-
-    Args:
-        definition: A `GraphDef`, whose nodes keep their names.
-        read: What makes results of the tensors called `names`.
-    """
-    present = {n.name for n in definition.node}
-
-    def placed(*tensors: Any) -> Any:
-        graph = tf.compat.v1.get_default_graph()
-        fed = dict(zip(program.fed, tensors, strict=True))
-        fed |= {name: graph.capture(outer) for name, outer in program.captured.items() if name in present}
-        given = {f"{name}:0": tensor for name, tensor in fed.items() if name in present}
-        found = tf.graph_util.import_graph_def(definition, input_map=given, return_elements=list(names), name="")
-        return read(found)
-
-    return tf.function(placed, autograph=False).get_concrete_function(*[tf.TensorSpec(t.shape, t.dtype) for t in program.inputs])
