@@ -77,7 +77,7 @@ def shorter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Arguments]
     """
     leaves = keras.tree.flatten((args, dict(kwargs)))
     places = [i for i, v in enumerate(leaves) if keras.ops.is_tensor(v) or isinstance(v, np.ndarray)]
-    arrays = [keras.ops.convert_to_numpy(leaves[i]) for i in places]
+    arrays = [_host(leaves[i]) for i in places]
     lengths = {a.shape[-1] for a in arrays if a.dtype.kind in "iu" and a.ndim}
     lengths = lengths or {a.shape[1] for a in arrays[:1] if a.ndim > 1}
     first = next((a for a in arrays if a.ndim and lengths.intersection(a.shape)), None)
@@ -89,13 +89,21 @@ def shorter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Arguments]
         sizes = {n: max(1, n - int(cut) if cut >= 1 else int(n * (1 - cut))) for n in lengths}
         changed = list(leaves)
         for i, array in zip(places, arrays, strict=True):
-            changed[i] = keras.ops.convert_to_tensor(_changed(array, sizes, batch, rows))
+            dtype = keras.backend.standardize_dtype(leaves[i].dtype)
+            changed[i] = keras.ops.convert_to_tensor(_changed(array, sizes, batch, rows), dtype=dtype)
         again: Arguments = keras.tree.pack_sequence_as((args, dict(kwargs)), changed)
         return again
 
     other = batch - 1 if batch > 1 else 2
     tries = [all_changed(1, other)] if batch else []
     return [*tries, *(all_changed(cut, batch) for cut in (1, 2, 0.25, 0.5)), all_changed(0, batch)]
+
+
+def _host(tensor: Any) -> Any:
+    """A tensor in NumPy: Keras' own way warns on PyTorch, and NumPy alone knows no bfloat16."""
+    if keras.backend.standardize_dtype(tensor.dtype) == "bfloat16":
+        tensor = keras.ops.cast(tensor, "float32")
+    return np.asarray(tensor.detach().cpu() if hasattr(tensor, "detach") else tensor)
 
 
 def _changed(array: Any, sizes: Mapping[int, int], batch: int, rows: int) -> Any:
