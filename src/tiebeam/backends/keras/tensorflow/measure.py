@@ -63,50 +63,55 @@ def wanted_of(graph: Graph, *, logits: bool) -> Wanted:
     return Wanted(frozenset(floats), tuple(cosines), frozenset(ends & floats))
 
 
+class Evaluator:
+    """What to compute of which tensors, and what the results are of.
+
+    Args:
+        names: The tensors that values are; "" for those that are none.
+    """
+
+    def __init__(self, wanted: Wanted, names: Mapping[int, str]) -> None:
+        self.names = {v: n for v, n in names.items() if n}
+        self.moments = [v for v in sorted(wanted.moments) if v in self.names]
+        self.numbers = [v for v in sorted(wanted.numbers) if v in self.names]
+        self._pairs = [c for c in wanted.cosines if c[1] in self.names and c[2] in self.names]
+        self.cosines: list[tuple[int, int]] = []
+        ids = (*self.moments, *self.numbers, *(v for _, *pair in self._pairs for v in pair))
+        self.tensors = list(dict.fromkeys(self.names[v] for v in ids))
+        self.function: Any = None
+
+    def read(self, found: Sequence[Any]) -> list[Any]:
+        """Add the reductions of the tensors to the graph."""
+        value = dict(zip(self.tensors, found, strict=True))
+        out: list[Any] = []
+        for v in self.moments:
+            wide = _wide(value[self.names[v]])
+            out += [tf.reduce_mean(wide), tf.math.reduce_variance(wide)]
+        self.cosines.clear()
+        for node, stream, rows in self._pairs:
+            made = _cosine(value[self.names[stream]], value[self.names[rows]])
+            if made is not None:
+                self.cosines.append((node, stream))
+                out.append(made)
+        return out + [tf.identity(value[self.names[v]]) for v in self.numbers]
+
+
 def measured(program: Program, wanted: Wanted, names: Mapping[int, str]) -> dict[str, Any]:
     """Run the program for what is wanted.
 
     Args:
         names: The tensors that values are; "" for those that are none.
     """
-    if wanted not in program.compiled:  # ids follow from the graph alone, so a function serves every later pass
-        program.compiled[wanted] = _evaluator(program, wanted, {v: n for v, n in names.items() if n})
-    function, moments, cosines, numbers = program.compiled[wanted]
-    results = iter([np.asarray(t) for t in _run(program, function)] if function is not None else [])
+    made = program.compiled.get(wanted)  # ids follow from the graph alone, so an evaluator serves every later pass
+    if made is None:
+        made = program.compiled[wanted] = Evaluator(wanted, names)
+        made.function = program.function(made.tensors, made.read) if made.tensors else None
+    results = iter([np.asarray(t) for t in _run(program, made.function or program.traced)] if made.tensors else [])
     return {
-        "moments": {v: (float(next(results)), float(next(results))) for v in moments},
-        "cosines": {at: float(next(results)) for at in cosines},
-        "numbers": {v: next(results) for v in numbers},
+        "moments": {v: (float(next(results)), float(next(results))) for v in made.moments},
+        "cosines": {at: float(next(results)) for at in made.cosines},
+        "numbers": {v: next(results) for v in made.numbers},
     }
-
-
-def _evaluator(
-    program: Program, wanted: Wanted, names: Mapping[int, str]
-) -> tuple[Any, list[int], list[Any], list[int]]:
-    """A function that returns the measurements in a row, and what they are of."""
-    moments, numbers = ([v for v in sorted(several) if v in names] for several in (wanted.moments, wanted.numbers))
-    pairs = [c for c in wanted.cosines if c[1] in names and c[2] in names]
-    tensors = list(dict.fromkeys(names[v] for v in (*moments, *numbers, *(v for _, *pair in pairs for v in pair))))
-    cosines: list[Any] = []
-    if not tensors:
-        return None, [], [], []
-
-    def read(found: Sequence[Any]) -> list[Any]:
-        value = dict(zip(tensors, found, strict=True))
-        out: list[Any] = []
-        for v in moments:
-            wide = _wide(value[names[v]])
-            out += [tf.reduce_mean(wide), tf.math.reduce_variance(wide)]
-        cosines.clear()
-        for node, stream, rows in pairs:
-            made = _cosine(value[names[stream]], value[names[rows]])
-            if made is not None:
-                cosines.append((node, stream))
-                out.append(made)
-        return out + [tf.identity(value[names[v]]) for v in numbers]
-
-    function = program.function(tensors, read)
-    return function, moments, cosines, numbers
 
 
 def _wide(tensor: Any) -> Any:
@@ -135,25 +140,41 @@ def facts_of(found: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
 
 def shapes_of(program: Program) -> dict[str, tuple[int, ...]]:
     """Shapes that are not known before the program runs, by tensor."""
-    unknown = [
+    known: dict[str, tuple[int, ...]] | None = program.compiled.get("shapes")
+    if known is None:
+        unknown = unknown_shapes(program)
+        known = program.compiled["shapes"] = {}
+        if unknown:
+            function = program.function(unknown, lambda found: [tf.shape(t) for t in found])
+            shapes = [tuple(np.asarray(t).tolist()) for t in _run(program, function)]
+            known.update(zip(unknown, shapes, strict=True))
+    return known
+
+
+def unknown_shapes(program: Program) -> list[str]:
+    """Tensors whose shapes only a run tells."""
+    return [
         t.name
         for operation in program.graph.get_operations()
         for t in operation.outputs
         if not t.shape.is_fully_defined() and t.dtype not in (tf.resource, tf.variant)
     ]
-    if "shapes" not in program.compiled:
-        program.compiled["shapes"] = {}
-        if unknown:
-            function = program.function(unknown, lambda found: [tf.shape(t) for t in found])
-            shapes = [tuple(np.asarray(t).tolist()) for t in _run(program, function)]
-            program.compiled["shapes"] = dict(zip(unknown, shapes, strict=True))
-    known: dict[str, tuple[int, ...]] = program.compiled["shapes"]
-    return known
 
 
 def _run(program: Program, function: Any) -> list[Any]:
-    with _put_back(program):
+    with _put_back(program), _as_written():
         return list(function(*program.inputs))
+
+
+@contextmanager
+def _as_written() -> Iterator[None]:
+    """Nothing is optimised: that would take longer than this one run."""
+    before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
 
 
 ASSIGNS = ("Assign", "ResourceScatter", "ResourceStridedSliceAssign")

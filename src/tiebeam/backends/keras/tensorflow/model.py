@@ -8,7 +8,7 @@ import tensorflow as tf
 from tiebeam.backends.keras.common import KerasModel
 from tiebeam.backends.keras.tensorflow import weights
 from tiebeam.backends.keras.tensorflow.program import Program, program_of
-from tiebeam.backends.keras.tensorflow.trace import Trace, trace
+from tiebeam.backends.keras.tensorflow.trace import Trace, measuring, trace
 from tiebeam.ir import Leaf
 
 
@@ -35,7 +35,7 @@ class TensorflowModel(KerasModel):
         """One call of the model; its random operations keep their own seeds, whatever the `seed`."""
         program = next((p for a, k, p in self._programs if a is args and k is kwargs), None)
         if program is None:
-            program = program_of(self, args, kwargs)
+            program = program_of(self, args, kwargs, measuring(self, logits=logits) if measure else lambda _: [])
             self._programs.append((args, kwargs, program))
         return trace(program, self, logits=logits, measure=measure)
 

@@ -22,41 +22,46 @@ class Program:
     """What a model's call computes from inputs of one kind; it outlives the weights, so another pass traces nothing.
 
     Attributes:
-        traced: The function as TensorFlow made it; it keeps its graph alive.
-        inputs: The tensors among the arguments, which the graph's first inputs stand for.
+        whole: The graph of the call as the model made it.
+        inputs: The tensors among the arguments; `fed`: names of the nodes that stand for them.
+        returned: Names of the tensors that the model returned.
         scopes: Path of the layer that a name scope belongs to.
-        flat: The graph without calls, where there were any.
-        opened: The function that holds it.
+        traced: The function of the graph; it keeps it alive.
+        flat: The graph without calls, where there were any; `opened`: the function that holds it.
         compiled: Evaluators by what they measure.
+        first: What was found while the graph was made; see `trace`.
     """
 
-    traced: Any
+    whole: Any
     inputs: list[Any]
+    fed: list[str]
+    returned: list[str]
     scopes: Mapping[str, str]
+    traced: Any = None
     flat: Flat | None = None
     opened: Any = None
     compiled: dict[Any, Any] = field(default_factory=dict)
+    first: Any = None
 
     @property
     def graph(self) -> Any:
         """The flat graph."""
-        return (self.opened or self.traced).graph
+        return self.opened.graph if self.opened else self.whole
 
     @cached_property
     def outputs(self) -> list[str]:
-        """Names of the tensors that the model returned."""
-        names = [t.name for t in self.traced.graph.outputs]
-        return [self.flat.tensor(n) for n in names] if self.flat else names
+        """Names of the tensors of the flat graph that the model returned."""
+        return [self.flat.tensor(n) for n in self.returned] if self.flat else self.returned
 
     @cached_property
     def definition(self) -> Any:
         """The flat graph as a `GraphDef`."""
-        return self.flat.definition if self.flat else self.traced.graph.as_graph_def()
+        return self.flat.definition if self.flat else self.whole.as_graph_def()
 
-    @cached_property
+    @property
     def variables(self) -> dict[int, Any]:
-        """The variables that the program reads, by the id of their handle."""
-        return {id(v.handle): v for v in self.traced.graph.variables if isinstance(v, tf.Variable)}
+        """The variables that the program reads, by the id of their handle; none while it is being made."""
+        return {id(v.handle): v for v in self.whole.variables if isinstance(v, tf.Variable)}
 
     def where(self, node: str) -> str:
         """Path of the layer whose call made a node; a node of a function belongs where that was called."""
@@ -70,9 +75,8 @@ class Program:
 
     def function(self, names: Sequence[str], read: Callable[[list[Any]], Any]) -> Any:
         """A concrete function of the inputs that runs what the tensors `names` need, and hands them to `read`."""
-        graph = self.traced.graph
-        placeholders = [t.op.name for t in graph.inputs[: len(self.inputs)]]
-        captured = {inner.op.name: outer for outer, inner in graph.captures}
+        placeholders = self.fed
+        captured = {inner.op.name: outer for outer, inner in self.whole.captures}
         kept = needed(self.definition, names, {*placeholders, *captured})
         used = {n.partition(":")[0] for node in kept.node for n in node.input}
 
@@ -103,8 +107,18 @@ def needed(definition: Any, names: Sequence[str], given: Collection[str]) -> Any
     return part
 
 
-def program_of(view: KerasModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Program:
+class _RaisedError(Exception):
+    """The model's own call raised; the cause is chained."""
+
+
+def program_of(
+    view: KerasModel, args: tuple[Any, ...], kwargs: Mapping[str, Any], extend: Callable[[Program], list[Any]]
+) -> Program:
     """Trace the model's call.
+
+    Args:
+        extend: Looks at the graph as soon as the model has made it, where it is flat, and adds what its function
+            returns.
 
     Raises:
         RefusedError: The model raised; the cause is chained.
@@ -113,31 +127,40 @@ def program_of(view: KerasModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
     leaves = keras.tree.flatten((args, dict(kwargs)))
     places = [i for i, v in enumerate(leaves) if tf.is_tensor(v)]
     inputs = [leaves[i] for i in places]
-    scopes: dict[str, str] = {}
+    made: list[Program] = []
 
     def call(*tensors: Any) -> list[Any]:
-        given = list(leaves)
+        given, scopes = list(leaves), dict[str, str]()
         for place, tensor in zip(places, tensors, strict=True):
             given[place] = tensor
         own_args, own_kwargs = keras.tree.pack_sequence_as((args, dict(kwargs)), given)
-        with untouched(view.model), _watched(view.layers, scopes):
-            out = view.model(*own_args, **own_kwargs)
-        return [tf.identity(t) for v in keras.tree.flatten(out) for t in _dense(v)]
+        try:
+            with untouched(view.model), _watched(view.layers, scopes):
+                out = view.model(*own_args, **own_kwargs)
+        except TiebeamError:
+            raise
+        except Exception as error:
+            raise _RaisedError from error
+        graph = tf.compat.v1.get_default_graph()
+        returned = [tf.identity(t).name for v in keras.tree.flatten(out) for t in _dense(v)]
+        made.append(Program(graph, inputs, [t.op.name for t in tensors], returned, scopes))
+        return [] if runs_functions(graph) else extend(made[-1])
 
-    specs = [tf.TensorSpec(t.shape, t.dtype) for t in inputs]
     try:
-        traced = tf.function(call, autograph=False).get_concrete_function(*specs)
-    except TiebeamError:
-        raise
-    except Exception as error:
+        traced = tf.function(call, autograph=False).get_concrete_function(
+            *[tf.TensorSpec(t.shape, t.dtype) for t in inputs]
+        )
+    except _RaisedError as raised:
+        error = raised.__cause__
         try:
             missing = _missing_values(view, args, kwargs, error)
         except Exception as own:
             raise RefusedError from own
         raise missing from error
-    program = Program(traced, inputs, scopes)
-    if runs_functions(traced.graph):
-        program.flat = flattened(traced.graph.as_graph_def())
+    program = made[-1]
+    program.traced = traced
+    if runs_functions(program.whole):
+        program.flat = flattened(program.whole.as_graph_def())
         program.opened = program.function(_ends(program), lambda found: found)
     return program
 
@@ -149,7 +172,9 @@ def _ends(program: Program) -> list[str]:
     return list(dict.fromkeys([*program.outputs, *beside]))
 
 
-def _missing_values(view: KerasModel, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception) -> TraceError:
+def _missing_values(
+    view: KerasModel, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException | None
+) -> TraceError:
     """The error of a model that was refused as a graph, if it runs by itself; else the model's own is raised."""
     with untouched(view.model):
         view.model(*args, **kwargs)

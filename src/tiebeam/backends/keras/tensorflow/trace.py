@@ -1,6 +1,6 @@
 """One call of a Keras model on TensorFlow as core's graph: its function graph, lowered; then measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,15 @@ import tensorflow as tf
 from tiebeam.backends.keras.common import KerasModel
 from tiebeam.backends.keras.tensorflow.leaves import HeldVariable, held_variables
 from tiebeam.backends.keras.tensorflow.lower import TINY, Lowering, known, lower
-from tiebeam.backends.keras.tensorflow.measure import Wanted, facts_of, measured, shapes_of, wanted_of
+from tiebeam.backends.keras.tensorflow.measure import (
+    Evaluator,
+    Wanted,
+    facts_of,
+    measured,
+    shapes_of,
+    unknown_shapes,
+    wanted_of,
+)
 from tiebeam.backends.keras.tensorflow.program import Program
 from tiebeam.ir import Graph, Leaf, Origin
 
@@ -31,6 +39,15 @@ class Trace:
     items: bool = False
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """A program lowered with the weights as they are: the graph, its variables, and what each value is."""
+
+    graph: Graph
+    variables: Mapping[int, Any]
+    tensors: Sequence[str]
+
+
 def trace(program: Program, view: KerasModel, *, logits: bool, measure: bool) -> Trace:
     """Lower a program and measure what core will ask for.
 
@@ -38,20 +55,54 @@ def trace(program: Program, view: KerasModel, *, logits: bool, measure: bool) ->
         logits: Also measure the std of logits.
         measure: False: the structure alone.
     """
+    reading, program.first = program.first or _read(program, view), None
+    if not measure:
+        return Trace(reading.graph, reading.variables)
+    wanted = wanted_of(reading.graph, logits=logits)
+    found = measured(program, wanted, {v: reading.tensors[v] for v in wanted.ids()})
+    return Trace(replace(reading.graph, **facts_of(found, wanted)), reading.variables)
+
+
+def measuring(view: KerasModel, *, logits: bool) -> Callable[[Program], list[Any]]:
+    """What adds the measurements to a graph while it is made, so that no other has to be made for them."""
+
+    def extend(program: Program) -> list[Any]:
+        held = held_variables(view)
+        foreign = any(inner.dtype == tf.resource and id(outer) not in held for outer, inner in program.whole.captures)
+        if foreign or unknown_shapes(program):
+            return []
+        with tf.init_scope():  # the graph is read as data, beside the values that variables have
+            low, variables, inputs = _lowered(program, view)
+            if _unsettled(low):
+                return []
+            program.first = _reading(low, program, variables, inputs)
+        wanted = wanted_of(program.first.graph, logits=logits)
+        made = Evaluator(wanted, {v: program.first.tensors[v] for v in wanted.ids()})
+        program.compiled[wanted] = made
+        return made.read([program.whole.get_tensor_by_name(n) for n in made.tensors])
+
+    return extend
+
+
+def _read(program: Program, view: KerasModel) -> _Reading:
+    low, variables, inputs = _lowered(program, view)
+    _settle_numbers(low, program)
+    return _reading(low, program, variables, inputs)
+
+
+def _lowered(program: Program, view: KerasModel) -> tuple[Lowering, dict[int, Any], list[int]]:
     low = Lowering(program.where, program.flat.results if program.flat else {}, shapes_of(program))
     variables = _leaves(low, program, view)
-    count = len(program.inputs)
-    inputs = [_input(low, t) for t in program.graph.inputs[:count]]
+    inputs = [_input(low, t) for t in program.graph.inputs[: len(program.inputs)]]
     lower(low, program.graph)
+    return low, variables, inputs
+
+
+def _reading(low: Lowering, program: Program, variables: Mapping[int, Any], inputs: Sequence[int]) -> _Reading:
     outputs = tuple(v for name in program.outputs if (v := low.ids.get(name, -1)) >= 0)
-    _settle_numbers(low, program)
     floats = frozenset(v for v in outputs if low.drafts[v].dtype.startswith(("float", "bfloat")))
     graph = low.graph(inputs=tuple(inputs), outputs=outputs, attached=floats, repeats=_repeats(program.inputs))
-    if not measure:
-        return Trace(graph, variables)
-    wanted = wanted_of(graph, logits=logits)
-    names = {v: low.drafts[v].tensor for v in wanted.ids()}
-    return Trace(replace(graph, **facts_of(measured(program, wanted, names), wanted)), variables)
+    return _Reading(graph, variables, [d.tensor for d in low.drafts])
 
 
 def _input(low: Lowering, tensor: Any) -> int:
@@ -106,10 +157,10 @@ def _vector_facts(variable: Any) -> dict[str, Any]:
     return {**known(host), **uniform} if size <= TINY else uniform
 
 
-def _settle_numbers(low: Lowering, program: Program) -> None:
-    """Compute the one-element values that no input reaches and that are more than a few steps from a number."""
+def _unsettled(low: Lowering) -> list[int]:
+    """One-element values that no input reaches and that are more than a few steps from a number."""
     used = {v for node in low.nodes for v in node.inputs}
-    unknown = [
+    return [
         v
         for v, d in enumerate(low.drafts)
         if d.number is None
@@ -120,10 +171,14 @@ def _settle_numbers(low: Lowering, program: Program) -> None:
         and int(np.prod(d.shape)) == 1
         and v in used
     ]
+
+
+def _settle_numbers(low: Lowering, program: Program) -> None:
+    """Compute what is unsettled."""
+    unknown = _unsettled(low)
     if not unknown:
         return
-    wanted = Wanted(numbers=frozenset(unknown))
-    found = measured(program, wanted, {v: low.drafts[v].tensor for v in unknown})
+    found = measured(program, Wanted(numbers=frozenset(unknown)), {v: low.drafts[v].tensor for v in unknown})
     for v, array in found["numbers"].items():
         if array.dtype.kind not in "cSUO":
             low.settle(v, np.reshape(array, low.shape(v)))
