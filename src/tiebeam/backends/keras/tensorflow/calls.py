@@ -35,13 +35,12 @@ def loop(low: Lowering, at: Step) -> None:
     for place, (out, v) in enumerate(zip(at.outputs, low.results(at)[0], strict=True)):
         if out < 0:
             low.handles[at.operation.outputs[place].name] = at.operation.inputs[place].name
-        elif v < 0:
-            low.emit(at, Op.OPAQUE, [], [], [out])
+        elif v < 0 or _rescaled(low, v, at.inputs):
+            # The number of rounds is an exponent: what goes in and what comes out have no constant between them.
+            low.emit(at, Op.OPAQUE, [at.inputs[place]], [None], [out])
         else:
             _reached(low, out, [v])
-            barrier = _rescaled(low, v, at.inputs)
-            axes = None if barrier else identity(low.rank(out))
-            low.emit(at, Op.OPAQUE if barrier else Op.LAYOUT, [v], [axes], [out])
+            low.emit(at, Op.LAYOUT, [v], [identity(low.rank(out))], [out])
 
 
 def _reached(low: Lowering, out: int, sources: Sequence[int]) -> None:

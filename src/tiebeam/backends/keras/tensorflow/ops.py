@@ -118,14 +118,19 @@ def _arithmetic(op: Op) -> Rule:
 
 
 def _sum_of_many(low: Lowering, at: Step) -> None:
-    total = at.inputs[0]
-    if len(at.inputs) == 1:
-        low.elementwise(at, Op.CAST, [total])
-    for i, v in enumerate(at.inputs[1:], start=2):
-        last = i == len(at.inputs)
-        draft = low.drafts[at.outputs[0]]
-        out = at.outputs[0] if last else low.fresh(draft.shape, draft.dtype, [total, v])
-        total = low.elementwise(at, Op.ADD, [total, v], out)
+    """Equal terms are one, multiplied by how many they are."""
+    draft, out = low.drafts[at.outputs[0]], at.outputs[0]
+    terms = []
+    for v in dict.fromkeys(at.inputs):
+        times = at.inputs.count(v)
+        if times > 1:
+            many = low.fresh(draft.shape, draft.dtype, [v])
+            v = low.elementwise(at, Op.MUL, [v, low.number(float(times), draft.dtype)], many)
+        terms.append(v)
+    total = terms[0]
+    for v in terms[1:]:
+        total = low.elementwise(at, Op.ADD, [total, v], low.fresh(draft.shape, draft.dtype, [total, v]))
+    low.elementwise(at, Op.CAST, [total], out)
 
 
 def _neg(low: Lowering, at: Step) -> None:
