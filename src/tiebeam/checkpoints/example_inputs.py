@@ -124,7 +124,10 @@ def of_kind(name: str, shape: tuple[int | None, ...], dtype: str, *, vocab: int 
         return made if not dtype or dtype.startswith("bfloat") else made.astype(dtype)
     kind = np.dtype(dtype or "int64")
     last = sizes[-1] if sizes else 1
-    known = np.ones(sizes, kind) if name.endswith("mask") or kind.kind == "b" else _by_name(name, vocab or 2, last, 0)
+    if name.endswith("mask") or kind.kind == "b":
+        return np.ones(sizes, kind)
+    name = "positions" if name.endswith(_POSITIONS) else name
+    known = _by_name(name, vocab or 2, last, 0)
     if known is None:
         known = token_ids(vocab or 2, length=int(np.prod(sizes)), avoid=frozenset({0}))  # 0 is padding to many
         return known.reshape(sizes).astype(kind)

@@ -35,13 +35,22 @@ class Layers:
     def by_path(self) -> Mapping[str, keras.Layer]:
         return {self.paths[id(layer)]: layer for layer in self.all}
 
+    @cached_property
+    def by_name(self) -> Mapping[str, str]:
+        """Path of each layer whose name no other has."""
+        names = [layer.name for layer in self.all]
+        return {layer.name: self.paths[id(layer)] for layer in self.all if names.count(layer.name) == 1}
+
     def where(self, scopes: list[str]) -> str:
-        """The innermost layer that a stack of name scopes ends in, by its path."""
+        """The innermost layer that a stack of name scopes ends in, by its path.
+
+        Scopes follow the calls: a layer that is called from elsewhere than it was built stands alone by its name.
+        """
         for end in range(len(scopes), 0, -1):
-            for start in range(end):
-                path = "/".join(scopes[start:end])
-                if path in self.by_path:
-                    return path
+            paths = ("/".join(scopes[start:end]) for start in range(end))
+            found = next((p for p in paths if p in self.by_path), self.by_name.get(scopes[end - 1]))
+            if found is not None:
+                return found
         return ""
 
     def owners(self, variable: Any) -> list[keras.Layer]:
