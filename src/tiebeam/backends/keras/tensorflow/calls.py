@@ -40,6 +40,8 @@ def loop(low: Lowering, at: Step) -> None:
             low.emit(at, Op.OPAQUE, [at.inputs[place]], [None], [out])
         else:
             _reached(low, out, [v])
+            if low.drafts[out].dtype == "variant":
+                low.drafts[out].shape = low.shape(v)
             low.emit(at, Op.LAYOUT, [v], [identity(low.rank(out))], [out])
 
 

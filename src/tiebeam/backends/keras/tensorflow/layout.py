@@ -143,7 +143,13 @@ def _padded(low: Lowering, at: Step) -> None:
     low.emit(at, Op.MASK, at.inputs[:1], [identity(low.rank(at.outputs[0]))])
 
 
+def _from_ragged(low: Lowering, at: Step) -> None:
+    """Rows of different lengths, filled up: where an element went only the lengths tell."""
+    low.emit(at, Op.LAYOUT, [at.inputs[1]], [None])
+
+
 RULES: dict[str, Rule] = {
+    "RaggedTensorToTensor": _from_ragged,
     "Reshape": _reshape,
     "BroadcastTo": _broadcast,
     "Fill": _fill,

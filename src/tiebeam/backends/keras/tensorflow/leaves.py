@@ -16,28 +16,39 @@ class HeldVariable(NamedTuple):
         names: Its paths, owner first.
         trainable: Whether the model's optimizer steps it.
         parameter: False for state.
-        variable: TensorFlow's own object.
+        variable: TensorFlow's own object; of a variable with copies on several devices, one of these.
+        copies: All of them.
     """
 
     names: tuple[str, ...]
     trainable: bool
     parameter: bool
     variable: Any
+    copies: tuple[Any, ...]
+
+
+def copies_of(variable: Any) -> tuple[Any, ...]:
+    """What a strategy made of a variable: one on each device; by itself it is one."""
+    mirrored = isinstance(variable, tf.distribute.DistributedValues)
+    return tuple(variable.values) if mirrored else (variable,)
 
 
 def held_variables(view: KerasModel) -> dict[int, HeldVariable]:
     """Every variable, by the id of the handle that a graph captures."""
     found: dict[int, HeldVariable] = {}
     for named in view.variables.all:
-        raw = named.variable._value
-        found[id(raw.handle)] = HeldVariable(named.names, named.trainable, named.parameter, raw)
-    own = dict(found)
-    for name, raw in _plain(view):
-        if id(raw.handle) in own:
-            continue
-        before = found.get(id(raw.handle))
-        names = (*before.names, name) if before else (name,)
-        found[id(raw.handle)] = HeldVariable(names, False, True, raw)  # Keras' optimizers know Keras' variables alone
+        copies = copies_of(named.variable._value)
+        for raw in copies:
+            found[id(raw.handle)] = HeldVariable(named.names, named.trainable, named.parameter, raw, copies)
+    own = set(found)
+    for name, variable in _plain(view):
+        copies = copies_of(variable)
+        for raw in copies:
+            if id(raw.handle) not in own:
+                before = found.get(id(raw.handle))
+                names = (*before.names, name) if before else (name,)
+                # Keras' optimizers know Keras' variables alone.
+                found[id(raw.handle)] = HeldVariable(names, False, True, raw, copies)
     return found
 
 

@@ -190,9 +190,18 @@ class Lowering:
     # -- the graph --
 
     def graph(self, **facts: Any) -> Graph:
+        def dtype(name: str) -> str:
+            return "uint8" if name == "string" else name  # text is made of integers, and ids are made of text
+
         values = tuple(
             Value(
-                id=i, shape=d.shape, dtype=d.dtype, origin=d.origin, producer=d.producer, leaf=d.leaf, number=d.number
+                id=i,
+                shape=d.shape,
+                dtype=dtype(d.dtype),
+                origin=d.origin,
+                producer=d.producer,
+                leaf=d.leaf,
+                number=d.number,
             )
             for i, d in enumerate(self.drafts)
         )

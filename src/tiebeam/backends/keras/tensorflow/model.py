@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tiebeam.backends.keras.common import KerasModel
 from tiebeam.backends.keras.tensorflow import weights
+from tiebeam.backends.keras.tensorflow.leaves import copies_of
 from tiebeam.backends.keras.tensorflow.program import Program, program_of
 from tiebeam.backends.keras.tensorflow.trace import Trace, measuring, trace
 from tiebeam.ir import Leaf
@@ -40,10 +41,10 @@ class TensorflowModel(KerasModel):
         return trace(program, self, logits=logits, measure=measure)
 
     def weights(self, traced: Trace) -> weights.TensorflowWeights:
-        return weights.TensorflowWeights(dict(traced.variables))
+        return weights.TensorflowWeights({key: held.variable for key, held in traced.variables.items()})
 
     def check_writable(self, traced: Trace, leaf: Leaf) -> None:
-        weights.check_writable(traced.variables[leaf.key], leaf.name)
+        weights.check_writable(traced.variables[leaf.key].variable, leaf.name)
 
     def write(
         self,
@@ -56,23 +57,23 @@ class TensorflowModel(KerasModel):
         std: float,
         zero_rows: tuple[int, ...],
     ) -> None:
-        variable = traced.variables[leaf.key]
-        weights.draw(variable, vocab_axis=vocab_axis, seed=seed, ordinal=ordinal, std=std, zero_rows=zero_rows)
+        for variable in traced.variables[leaf.key].copies:
+            weights.draw(variable, vocab_axis=vocab_axis, seed=seed, ordinal=ordinal, std=std, zero_rows=zero_rows)
 
     def keep(self, traced: Trace, leaf: Leaf) -> Callable[[], None]:
         """Copy a table; the result puts it back."""
-        return _put_back([traced.variables[leaf.key]])
+        return _put_back(traced.variables[leaf.key].copies)
 
     def zero_rows(self, traced: Trace, leaf: Leaf, vocab_axis: int) -> tuple[int, ...]:
         """Rows that are all zero; none where all are, for nothing says which of them are padding."""
-        variable = traced.variables[leaf.key]
+        variable = traced.variables[leaf.key].variable
         rows = weights.zero_rows(variable, vocab_axis)
         return rows if len(rows) < weights.vocab_of(variable, vocab_axis) else ()
 
     def zero(self, names: Sequence[str]) -> tuple[tuple[str, ...], Callable[[], None]]:
         """Set trainable parameters to zero: the names that were, and what puts them back."""
         found = self.variables.to_zero(names)
-        variables = [v.variable._value for v in found]
+        variables = [copy for v in found for copy in copies_of(v.variable._value)]
         put_back = _put_back(variables)
         for variable in variables:
             variable.assign(tf.zeros_like(variable))

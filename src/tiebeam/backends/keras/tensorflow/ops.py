@@ -13,6 +13,7 @@ from tiebeam.backends.keras.tensorflow import layout
 from tiebeam.backends.keras.tensorflow.axes import broadcast, einsum, identity
 from tiebeam.backends.keras.tensorflow.calls import branches, loop
 from tiebeam.backends.keras.tensorflow.indexing import INDEXING
+from tiebeam.backends.keras.tensorflow.lists import LISTS
 from tiebeam.backends.keras.tensorflow.lower import Lowering, Step
 from tiebeam.backends.keras.tensorflow.states import STATES
 from tiebeam.core.norms import SMALL
@@ -55,10 +56,11 @@ BARRIERS = frozenset(
     "FusedBatchNormV3 SegmentSum SegmentMean SegmentMax UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin "
     "UnsortedSegmentProd SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN Bincount DenseBincount FFT RFFT IRFFT "
     "IFFT Cholesky MatrixInverse MatrixDeterminant MatrixSolve MatrixTriangularSolve Qr Svd SelfAdjointEigV2 "
-    "TensorListReserve TensorListSetItem TensorListGetItem TensorListStack TensorListFromTensor TensorListLength "
+    "TensorListLength "
     "TensorListPushBack TensorListPopBack TensorListConcatV2 EmptyTensorList TensorArrayV3 SpaceToBatchND "
     "BatchToSpaceND SpaceToDepth DepthToSpace ExtractImagePatches ResizeBilinear ResizeNearestNeighbor ScatterNd "
-    "SparseTensorDenseMatMul SparseToDense SparseReshape SparseConcat RaggedTensorToTensor RaggedRange "
+    "SparseTensorDenseMatMul SparseToDense SparseReshape SparseConcat RaggedRange StringSplitV2 StaticRegexReplace "
+    "StringLower StringUpper "
     "SearchSorted LowerBound UpperBound MatrixDiagPartV3 MatrixDiagV3 Assert Print PrintV2 StringFormat HashTableV2 "
     "LookupTableFindV2 LookupTableSizeV2 L2Loss InvertPermutation SparseMatMul Cross ListDiff".split()
 )
@@ -78,14 +80,29 @@ def lower_operation(low: Lowering, at: Step) -> None:
             low.drafts[out].origin, low.drafts[out].random = Origin.RANDOM, True
     elif name in REDUCTIONS:
         _reduce(low, at)
-    else:
+    elif not _text(low, at):
         low.opaque(at, foreign=name not in BARRIERS)
+
+
+def _text(low: Lowering, at: Step) -> bool:
+    """Integers that words were looked up as, or hashed to, are ids as if they had been put in."""
+    words = [v for v in at.inputs if v >= 0 and low.drafts[v].given]
+    made = [v for v in at.outputs if v >= 0]
+    if not words or any(low.drafts[v].dtype != "string" for v in words):
+        return False
+    if not made or any(not low.drafts[v].dtype.startswith(("int", "uint")) for v in made):
+        return False
+    for v in made:
+        low.drafts[v].origin = Origin.INPUT
+    return True
 
 
 def _same(low: Lowering, at: Step) -> None:
     attached = (False,) if at.name in CUT else (None,)
     for v, out in zip(at.inputs, at.outputs, strict=False):
         if v >= 0 and out >= 0:
+            if low.drafts[out].dtype == "variant":  # a list: its shape is ours, not TensorFlow's
+                low.drafts[out].shape = low.shape(v)
             low.emit(at, Op.CAST, [v], [identity(low.rank(out))], [out], attached=attached)
 
 
@@ -293,5 +310,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("While", "StatelessWhile"), loop),
     **layout.RULES,
     **INDEXING,
+    **LISTS,
     **STATES,
 }

@@ -104,6 +104,8 @@ def needed(definition: Any, names: Sequence[str], given: Collection[str]) -> Any
     part.versions.CopyFrom(definition.versions)
     part.library.CopyFrom(definition.library)
     part.node.extend(node for name, node in nodes.items() if name in reached)
+    for node in part.node:
+        node.attr.pop("_class", None)  # where to place it: beside a node that may not be there
     return part
 
 
@@ -124,16 +126,15 @@ def program_of(
         RefusedError: The model raised; the cause is chained.
         TraceError: It asks for the value of a tensor.
     """
-    leaves = keras.tree.flatten((args, dict(kwargs)))
-    places = [i for i, v in enumerate(leaves) if tf.is_tensor(v)]
-    inputs = [leaves[i] for i in places]
+    arguments = (args, dict(kwargs))
+    leaves = keras.tree.flatten(arguments)
+    inputs = [t for v in leaves for t in _parts(v)]
     made: list[Program] = []
 
     def call(*tensors: Any) -> list[Any]:
-        given, scopes = list(leaves), dict[str, str]()
-        for place, tensor in zip(places, tensors, strict=True):
-            given[place] = tensor
-        own_args, own_kwargs = keras.tree.pack_sequence_as((args, dict(kwargs)), given)
+        left, scopes = list(tensors), dict[str, str]()
+        given = [_joined(v, [left.pop(0) for _ in _parts(v)]) for v in leaves]
+        own_args, own_kwargs = keras.tree.pack_sequence_as(arguments, given)
         try:
             with untouched(view.model), _watched(view.layers, scopes):
                 out = view.model(*own_args, **own_kwargs)
@@ -142,7 +143,7 @@ def program_of(
         except Exception as error:
             raise _RaisedError from error
         graph = tf.compat.v1.get_default_graph()
-        returned = [tf.identity(t).name for v in keras.tree.flatten(out) for t in _dense(v)]
+        returned = [tf.identity(t).name for v in keras.tree.flatten(out) for t in _parts(v)]
         made.append(Program(graph, inputs, [t.op.name for t in tensors], returned, scopes))
         return [] if runs_functions(graph) else extend(made[-1])
 
@@ -186,11 +187,14 @@ def _missing_values(
     )
 
 
-def _dense(value: Any) -> list[Any]:
-    """The tensors of an output."""
-    if isinstance(value, tf.SparseTensor | tf.RaggedTensor):
-        return [value.values]
-    return [value] if tf.is_tensor(value) else []
+def _parts(value: Any) -> list[Any]:
+    """The tensors that a leaf of the arguments is: of a ragged or sparse one, several."""
+    parts = tf.nest.flatten(value, expand_composites=True) if tf.is_tensor(value) else []
+    return [tf.convert_to_tensor(t) for t in parts]
+
+
+def _joined(value: Any, parts: list[Any]) -> Any:
+    return tf.nest.pack_sequence_as(value, parts, expand_composites=True) if parts else value
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class Trace:
     """
 
     graph: Graph
-    variables: Mapping[int, Any]
+    variables: Mapping[int, HeldVariable]
     items: bool = False
 
 
@@ -44,7 +44,7 @@ class _Reading:
     """A program lowered with the weights as they are: the graph, its variables, and what each value is."""
 
     graph: Graph
-    variables: Mapping[int, Any]
+    variables: Mapping[int, HeldVariable]
     tensors: Sequence[str]
 
 
@@ -90,7 +90,7 @@ def _read(program: Program, view: KerasModel) -> _Reading:
     return _reading(low, program, variables, inputs)
 
 
-def _lowered(program: Program, view: KerasModel) -> tuple[Lowering, dict[int, Any], list[int]]:
+def _lowered(program: Program, view: KerasModel) -> tuple[Lowering, dict[int, HeldVariable], list[int]]:
     low = Lowering(program.where, program.flat.results if program.flat else {}, shapes_of(program))
     variables = _leaves(low, program, view)
     inputs = [_input(low, t) for t in program.graph.inputs[: len(program.inputs)]]
@@ -98,7 +98,7 @@ def _lowered(program: Program, view: KerasModel) -> tuple[Lowering, dict[int, An
     return low, variables, inputs
 
 
-def _reading(low: Lowering, program: Program, variables: Mapping[int, Any], inputs: Sequence[int]) -> _Reading:
+def _reading(low: Lowering, program: Program, variables: Mapping[int, HeldVariable], inputs: Sequence[int]) -> _Reading:
     outputs = tuple(v for name in program.outputs if (v := low.ids.get(name, -1)) >= 0)
     floats = frozenset(v for v in outputs if low.drafts[v].dtype.startswith(("float", "bfloat")))
     graph = low.graph(inputs=tuple(inputs), outputs=outputs, attached=floats, repeats=_repeats(program.inputs))
@@ -111,10 +111,10 @@ def _input(low: Lowering, tensor: Any) -> int:
     return v
 
 
-def _leaves(low: Lowering, program: Program, view: KerasModel) -> dict[int, Any]:
+def _leaves(low: Lowering, program: Program, view: KerasModel) -> dict[int, HeldVariable]:
     """Values of the variables and tensors that the graph takes besides its inputs."""
     held = held_variables(view)
-    variables: dict[int, Any] = {}
+    variables: dict[int, HeldVariable] = {}
     for outer, inner in program.graph.captures:
         if inner.dtype != tf.resource:
             dtype = inner.dtype.base_dtype.name
@@ -125,13 +125,13 @@ def _leaves(low: Lowering, program: Program, view: KerasModel) -> dict[int, Any]
         variable = program.variables.get(id(outer))
         found = held.get(id(outer))
         if found is None and variable is not None:
-            found = HeldVariable((variable.name,), False, False, variable)
+            found = HeldVariable((variable.name,), False, False, variable, (variable,))
         if found is None:
             continue  # the handle of something else: a hash table
-        names, trainable, parameter, variable = found
+        names, trainable, parameter, variable, _ = found
         floating = variable.dtype.is_floating
         leaf = Leaf(names, len(low.drafts), -1, (0, 0), trainable and floating, parameter)
-        variables[leaf.key] = variable
+        variables[leaf.key] = found
         shape, dtype = variable.shape.as_list(), variable.dtype.base_dtype.name
         facts = _vector_facts(variable)
         low.states[inner.name] = low.add(shape, dtype, Origin.LEAF, leaf=leaf, leafy=True, **facts)
