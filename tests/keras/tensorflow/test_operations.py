@@ -35,6 +35,10 @@ LOOKUPS: dict[str, tuple[Look, float]] = {
     "gather_nd": (lambda m, ids: tf.gather_nd(m.table, ids[..., None]) / 4.0, 0.25),
     "one-hot product": (lambda m, ids: tf.one_hot(ids, VOCAB) @ m.table * 2.0, 2.0),
     "one-hot of a contraction": (lambda m, ids: tf.einsum("btv,vd->btd", tf.one_hot(ids, VOCAB), m.table), 1.0),
+    "one row at a time": (
+        lambda m, ids: tf.stack([[m.table.value[ids[i, t]] for t in range(ids.shape[1])] for i in range(ids.shape[0])]),
+        1.0,
+    ),
     "raw gather": (lambda m, ids: tf.raw_ops.GatherV2(params=m.table.value, indices=ids, axis=tf.constant(0)), 1.0),
     "raw resource gather": (
         lambda m, ids: tf.raw_ops.ResourceGather(resource=m.table.value.handle, indices=ids, dtype=tf.float32) * -2.0,

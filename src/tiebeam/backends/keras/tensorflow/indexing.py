@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tiebeam.backends.keras.tensorflow.axes import identity, without
+from tiebeam.backends.keras.tensorflow.layout import columns
 from tiebeam.backends.keras.tensorflow.lower import Lowering, Step
 from tiebeam.ir import Axes, Op
 
@@ -39,7 +40,7 @@ def gather_at(low: Lowering, at: Step, operand: int, indices: int, axis: int, ba
 def _gather_nd(low: Lowering, at: Step) -> None:
     """Along the first axes, as many as an index has parts: one is a gather; of more, the one part that moves."""
     operand, indices = at.inputs
-    parts = _columns(low, indices)
+    parts = columns(low, indices)
     depth = low.shape(indices)[-1] if low.rank(indices) else 0
     batch = 0
     moving = [k for k in range(depth) if parts is None or low.drafts[parts[k]].varying]
@@ -51,23 +52,6 @@ def _gather_nd(low: Lowering, at: Step) -> None:
         return
     index = indices if parts is None else parts[moving[0]]
     low.emit(at, Op.GATHER, [operand, index], [axes, (*range(lead), *(-1,) * (out - lead))], axis=moving[0])
-
-
-def _columns(low: Lowering, indices: int) -> list[int] | None:
-    """The values that were joined into index vectors, one for each part."""
-    value = indices
-    for _ in range(8):
-        producer = low.drafts[value].producer
-        if producer < 0:
-            return None
-        node = low.nodes[producer]
-        last = len(low.shape(value)) - 1
-        if node.op is Op.CONCAT and node.axis == last and len(node.inputs) == low.shape(value)[-1]:
-            return list(node.inputs)
-        if node.op not in (Op.CAST, Op.MASK):
-            return None
-        value = node.inputs[0]
-    return None
 
 
 def _one_hot(low: Lowering, at: Step) -> None:
@@ -90,7 +74,7 @@ def _slice(low: Lowering, at: Step) -> None:
     operand, starts = at.inputs[0], at.inputs[1]
     shape, out = low.shape(operand), low.shape(at.outputs[0])
     cut = [d for d in range(len(shape)) if out[d] != shape[d]]
-    pieces = _columns(low, starts)
+    pieces = columns(low, starts)
     moving = [d for d in cut if low.drafts[pieces[d] if pieces else starts].varying]
     if len(moving) == 1 and out[moving[0]] == 1:
         axis = moving[0]

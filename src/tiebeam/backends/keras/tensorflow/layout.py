@@ -108,35 +108,63 @@ def _tile(low: Lowering, at: Step) -> None:
 
 
 def _strided(low: Lowering, at: Step) -> None:
-    """Pieces of axes, with axes taken away or put in: as the masks of `StridedSlice` say, in order."""
-    axes = strided_axes(at, low.rank(at.inputs[0]), low.integers(at.inputs[1]))
-    if axes is None or len(axes) != low.rank(at.outputs[0]):
+    """Pieces of axes, with axes taken away or put in; one row at a place that is no constant is a gather."""
+    operand, begin = at.inputs[:2]
+    places = strided(at, low.rank(operand), low.shape(begin)[0] if low.rank(begin) else None)
+    if places is None or len(places[0]) != low.rank(at.outputs[0]):
         low.opaque(at)
+        return
+    axes, picked = places
+    parts = columns(low, begin)
+    moving = [(i, d) for i, d in picked if low.drafts[parts[i] if parts else begin].varying]
+    if len(moving) == 1:
+        i, axis = moving[0]
+        low.emit(at, Op.GATHER, [operand, parts[i] if parts else begin], [axes, None], axis=axis)
     elif not of_scalar(low, at):
-        low.emit(at, Op.LAYOUT, at.inputs[:1], [axes])
+        low.emit(at, Op.LAYOUT, [operand], [axes])
 
 
-def strided_axes(at: Step, rank: int, begin: list[int] | None) -> Axes | None:
-    """Which axis of the operand each axis of a strided slice is, before anything is said of its pieces."""
-    count = len(begin) if begin is not None else None
-    if count is None:
-        count = at.operation.inputs[1].shape.num_elements()
+def strided(at: Step, rank: int, count: int | None) -> tuple[Axes, list[tuple[int, int]]] | None:
+    """Which axis of the operand each axis of a strided slice is; and (entry, axis) where one place is picked.
+
+    Args:
+        count: Entries of the index.
+    """
     if count is None:
         return None
     bits = {name: at.attr(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis")}
     used = sum(not (bits["new_axis"] >> i & 1 or bits["ellipsis"] >> i & 1) for i in range(count))
-    axes, source = list[int](), 0
+    axes, picked, source = list[int](), list[tuple[int, int]](), 0
     for i in range(count):
         if bits["ellipsis"] >> i & 1:
             axes += range(source, source + rank - used)
             source += rank - used
         elif bits["new_axis"] >> i & 1:
             axes.append(-1)
-        else:
-            if not bits["shrink_axis"] >> i & 1:
-                axes.append(source)
+        elif bits["shrink_axis"] >> i & 1:
+            picked.append((i, source))
             source += 1
-    return (*axes, *range(source, rank))
+        else:
+            axes.append(source)
+            source += 1
+    return (*axes, *range(source, rank)), picked
+
+
+def columns(low: Lowering, indices: int) -> list[int] | None:
+    """The values that were joined into index vectors, one for each part."""
+    value = indices
+    for _ in range(8):
+        producer = low.drafts[value].producer
+        if producer < 0:
+            return None
+        node = low.nodes[producer]
+        last = len(low.shape(value)) - 1
+        if node.op is Op.CONCAT and node.axis == last and len(node.inputs) == low.shape(value)[-1]:
+            return list(node.inputs)
+        if node.op not in (Op.CAST, Op.MASK):
+            return None
+        value = node.inputs[0]
+    return None
 
 
 def _padded(low: Lowering, at: Step) -> None:

@@ -235,6 +235,19 @@ def lower(low: Lowering, graph: Any) -> None:
         fold(low, at)
         if not hoist(low, at):
             lower_operation(low, at)
+        _leave_none(low, at)
+
+
+def _leave_none(low: Lowering, at: Step) -> None:
+    """A result that no rule spoke of came from the operation all the same."""
+    left = [
+        v
+        for t, v in zip(at.operation.outputs, at.outputs, strict=True)
+        if v >= 0 and low.ids[t.name] == v and low.drafts[v].producer < 0 and low.drafts[v].origin is Origin.NODE
+    ]
+    if left:
+        inputs = [v for v in at.inputs if v >= 0]
+        low.emit(at, Op.OPAQUE, inputs, [None] * len(inputs), left)
 
 
 def _ordered(graph: Any, bodies: Mapping[str, Sequence[Sequence[str]]]) -> Iterator[Any]:
