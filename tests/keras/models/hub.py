@@ -1,4 +1,4 @@
-"""Twelve architectures of keras_hub, tiny, from their constructors: what must be seen, and the layer after the lookup."""
+"""Twelve architectures of keras_hub, tiny, from their constructors: what must be seen, and where the rows go."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -6,7 +6,7 @@ import keras
 import ml_dtypes
 import numpy as np
 from keras import ops
-from tests.keras.models.kit import WIDTH, Case, Written, case, functional, residual, reversible, written
+from tests.keras.models.kit import WIDTH, Case, Written, case, functional, reversible, written
 
 
 def rounded(x: float) -> float:

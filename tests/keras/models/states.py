@@ -65,5 +65,3 @@ def _frozen() -> Case:
     made = functional(e, e, lambda h: e(h, reverse=True))
     e.trainable = False
     return made
-
-

@@ -1,6 +1,7 @@
 """What Keras itself tells of a model, on whichever framework it runs: most of a backend's protocol."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -24,13 +25,9 @@ class KerasModel:
 
     def __init__(self, model: keras.Layer) -> None:
         self.model = model
+        self.packages: tuple[str, ...] = ("keras", keras.backend.backend())
         self.layers = Layers(model)
         self.variables = Variables(self.layers)
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """Keras, and what it runs on."""
-        return ("keras", keras.backend.backend())
 
     @property
     def name(self) -> str:
@@ -51,6 +48,17 @@ class KerasModel:
 
     def shorter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[inputs.Arguments]:
         return inputs.shorter(args, kwargs)
+
+    def noted(self, traced: Any) -> Any:
+        """A trace whose graph also says where what the model declares is not what it does."""
+        graph = traced.graph
+        declared = [keras.backend.standardize_dtype(t.dtype) for t in getattr(self.model, "outputs", None) or ()]
+        real = [graph.values[v].dtype for v in graph.outputs]
+        if len(declared) != len(real):
+            return traced
+        apart = dict.fromkeys(pair for pair in zip(declared, real, strict=True) if pair[0] != pair[1])
+        notes = [f"the model declares an output of {a} and returns {b}" for a, b in apart]
+        return replace(traced, graph=replace(graph, notes=(*graph.notes, *notes))) if notes else traced
 
     def diagnose(self) -> Finding | ShapeError | None:
         return None

@@ -36,10 +36,12 @@ def example(model: keras.Layer, make: Make) -> Any:
     """
     symbolic = getattr(model, "inputs", None)
     if symbolic:
-        structure = model.input if isinstance(model, keras.Model) else symbolic
-        return _one_argument(
-            keras.tree.map_structure(lambda t: make(t.name, tuple(t.shape), keras.backend.standardize_dtype(t.dtype)), structure)
-        )
+        structure = getattr(model, "input", symbolic[0])  # a sequential model has one, and no structure
+
+        def one(t: Any) -> Any:
+            return make(t.name, tuple(t.shape), keras.backend.standardize_dtype(t.dtype))
+
+        return _one_argument(keras.tree.map_structure(one, structure))
     shapes = _built_with(model)
     if shapes is None:
         return None

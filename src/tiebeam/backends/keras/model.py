@@ -27,10 +27,10 @@ def of_keras(model: keras.Layer) -> KerasModel:
     running = keras.backend.backend()
     if not isinstance(model, keras.Layer):
         raise BackendError(
-            f"{type(model).__name__} was made before Keras was loaded again",
-            got="a layer of another load of Keras, on the framework that it ran on then",
-            expected=f"one that was made since Keras runs on {running}",
-            hint="set KERAS_BACKEND before the first import of Keras, or make the model again",
+            f"{type(model).__name__} is of another load of Keras",
+            got="a layer of a Keras that was imported at another time, perhaps on another framework",
+            expected=f"one of the Keras that tiebeam sees, which runs on {running}",
+            hint="set KERAS_BACKEND before the first import of Keras, and import it once",
         )
     if running not in RUNNING:
         raise BackendError(

@@ -7,6 +7,7 @@ import keras
 
 from tiebeam.backends.jax.held import scopes
 from tiebeam.backends.jax.model import JaxModel
+from tiebeam.backends.jax.trace import Trace
 from tiebeam.backends.jax.tree import Slot
 from tiebeam.backends.keras.common import KerasModel
 from tiebeam.backends.keras.untouched import untouched
@@ -56,6 +57,19 @@ class KerasOnJax(KerasModel, JaxModel):
         KerasModel.__init__(self, model)
         JaxModel.__init__(self, HeldKeras(self))
 
+    def trace(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        logits: bool = False,
+        seed: int | None = None,
+        measure: bool = True,
+    ) -> Trace:
+        """One call of the model."""
+        traced: Trace = self.noted(super().trace(args, kwargs, logits=logits, seed=seed, measure=measure))
+        return traced
+
     def write(
         self,
         traced: Any,
@@ -67,9 +81,7 @@ class KerasOnJax(KerasModel, JaxModel):
         std: float,
         zero_rows: tuple[int, ...],
     ) -> None:
-        super().write(
-            traced, leaf, vocab_axis=vocab_axis, seed=seed, ordinal=ordinal, std=std, zero_rows=zero_rows
-        )
+        super().write(traced, leaf, vocab_axis=vocab_axis, seed=seed, ordinal=ordinal, std=std, zero_rows=zero_rows)
         self.held.rebuilt(self.arrays)
 
     def zero(self, names: Sequence[str]) -> tuple[tuple[str, ...], Callable[[], None]]:

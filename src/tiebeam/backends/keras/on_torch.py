@@ -9,6 +9,7 @@ from torch import nn
 
 from tiebeam.backends.keras.common import KerasModel
 from tiebeam.backends.keras.untouched import untouched
+from tiebeam.backends.keras.variables import Named
 from tiebeam.backends.torch.model import TorchModel
 from tiebeam.backends.torch.trace import Trace, trace
 from tiebeam.ir import Leaf
@@ -21,6 +22,9 @@ class Seen(nn.Module):
     in every layer above.
     """
 
+    view: KerasModel
+    held: list[tuple[str, Named]]
+
     def __init__(self, view: KerasModel) -> None:
         super().__init__()
         # Past `nn.Module.__setattr__`, which would make the model a child.
@@ -31,7 +35,7 @@ class Seen(nn.Module):
         with untouched(self.view.model):
             return self.view.model(*args, **kwargs)
 
-    def named_parameters(  # type: ignore[override]
+    def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Any]]:
         return self._tensors(True, remove_duplicate)
@@ -74,7 +78,8 @@ class KerasOnTorch(KerasModel, TorchModel):
         seed: int | None = None,
         measure: bool = True,
     ) -> Trace:
-        return trace(self.seen, args, kwargs, logits=logits, seed=seed)
+        traced: Trace = self.noted(trace(self.seen, args, kwargs, logits=logits, seed=seed))
+        return traced
 
     def zero_rows(self, traced: Trace, leaf: Leaf, vocab_axis: int) -> tuple[int, ...]:
         """Rows that are all zero; none where all are, for nothing says which of them are padding."""

@@ -28,11 +28,16 @@ def untouched(model: keras.Layer, values: Sequence[tuple[Any, Any]] = ()) -> Ite
     layers = model._flatten_layers()
     flags = [(layer, {k: getattr(layer, k) for k in _FLAGS}) for layer in layers]
     builds = [(layer, layer.build) for layer, kept in flags if not kept["built"] and _builds(layer)]
+    refused: list[InputError] = []
     for layer, _ in builds:
-        vars(layer)["build"] = _refusal(model, layer)
+        vars(layer)["build"] = _refusal(model, layer, refused)
     try:
         with keras.StatelessScope(state_mapping=list(values), initialize_variables=False):
             yield
+    except Exception:
+        if refused:  # Keras writes what it calls into every error on its way
+            raise refused[0] from None
+        raise
     finally:
         for layer, build in builds:
             vars(layer)["build"] = build
@@ -45,9 +50,10 @@ def _builds(layer: keras.Layer) -> bool:
     return type(layer).build is not keras.Layer.build
 
 
-def _refusal(model: keras.Layer, layer: keras.Layer) -> Callable[..., None]:
+def _refusal(model: keras.Layer, layer: keras.Layer, refused: list[InputError]) -> Callable[..., None]:
     def refuse(*_: Any, **__: Any) -> None:
-        raise not_built(model, layer)
+        refused.append(not_built(model, layer))
+        raise refused[-1]
 
     return refuse
 

@@ -33,7 +33,7 @@ class Named:
 
     @property
     def floating(self) -> bool:
-        return keras.backend.is_float_dtype(self.variable.dtype)
+        return bool(keras.backend.is_float_dtype(self.variable.dtype))
 
     @property
     def size(self) -> int:
@@ -110,7 +110,5 @@ def _names(layers: Layers, variable: Any, clash: bool) -> tuple[str, ...]:
     name = str(variable.path)
     if clash and owners:
         name = f"{layers.paths[id(owners[0])]}/{variable.name}"
-    others = [
-        f"{layers.paths[id(layer)]}/{attribute_of(layer, variable) or variable.name}" for layer in owners[1:]
-    ]
+    others = [f"{layers.paths[id(layer)]}/{attribute_of(layer, variable) or variable.name}" for layer in owners[1:]]
     return (name, *others)

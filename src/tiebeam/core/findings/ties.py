@@ -202,7 +202,8 @@ def _training(c: Context, t: Table) -> Iterator[Finding]:
     altered = {
         role: {u.reparametrized for u in uses} for role, uses in (("lookup", t.lookups), ("readout", t.readouts))
     }
-    if altered["lookup"] != altered["readout"]:
+    # The roles of a table of integers undo its quantisation each in their own way.
+    if altered["lookup"] != altered["readout"] and t.dtype.startswith(("float", "bfloat")):
         role = "readout" if any(altered["readout"]) else "lookup"
         what = next(a for a in sorted(altered[role], reverse=True))
         yield Finding(
