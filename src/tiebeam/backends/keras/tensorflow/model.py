@@ -38,7 +38,8 @@ class TensorflowModel(KerasModel):
         if program is None:
             program = program_of(self, args, kwargs, measuring(self, logits=logits) if measure else lambda _: [])
             self._programs.append((args, kwargs, program))
-        return trace(program, self, logits=logits, measure=measure)
+        noted: Trace = self.noted(trace(program, self, logits=logits, measure=measure))
+        return noted
 
     def weights(self, traced: Trace) -> weights.TensorflowWeights:
         return weights.TensorflowWeights({key: held.variable for key, held in traced.variables.items()})
