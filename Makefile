@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
+KERAS := tests/keras src/tiebeam/backends/keras src/tiebeam/zoo/keras
 ZOO := ../shared/zoo/score.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fast lint format types layers docs bench zoo build clean
+.PHONY: help setup demo test keras fast lint format types layers docs bench zoo build clean
 
 help: ## what there is
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -28,6 +29,10 @@ demo: $(READY) ## a broken model seen, mended and trained
 
 test: $(READY) ## every test and doctest
 	$(PYTEST)
+	@$(MAKE) --no-print-directory keras
+
+keras: $(READY) ## the tests of Keras models, on each framework that Keras runs on
+	@set -e; for on in jax torch tensorflow; do KERAS_BACKEND=$$on $(PYTEST) $(KERAS); done
 
 fast: $(READY) ## the tests that take under a minute
 	$(PYTEST) -m 'not slow and not zoo'

@@ -12,6 +12,14 @@ def gain(g):
     return g.leaf("gain", (D,))
 
 
+def multiplied_out(g, x):
+    """x*r + (bias - mean*r), with r the gain over the size."""
+    mean = g.mean(x)
+    centred = g.sub(x, mean)
+    r = g.mul(g.pointwise(g.add(g.mean(g.pointwise(centred, 2.0)), 1e-6), -0.5), gain(g))
+    return g.add(g.mul(x, r), g.add(g.mul(g.mul(mean, -1.0), r), g.leaf("bias", (D,))))
+
+
 NORMS = {
     "fused": lambda g, x: g.norm(x),
     "fused with gain and bias": lambda g, x: g.norm(x, gain(g), g.leaf("bias", (D,))),
@@ -25,6 +33,7 @@ NORMS = {
     ),
     "LayerNorm": lambda g, x: g.decomposed_layer_norm(x),
     "LayerNorm with gain and bias": lambda g, x: g.decomposed_layer_norm(x, gain(g), g.leaf("bias", (D,))),
+    "LayerNorm multiplied out": multiplied_out,
     "L2": lambda g, x: g.decomposed_l2_norm(x),
     "L2 times a number": lambda g, x: g.mul(g.decomposed_l2_norm(x), 4.0),
     "by the largest": lambda g, x: g.div(x, g.reduce(g.pointwise(x, 1.0), sums=False)),
@@ -56,6 +65,8 @@ NO_NORMS = {
     "the size of another": lambda g, x: g.div(x, g.reduce(g.input((B, T, D)), sums=False)),
     "a number": lambda g, x: g.mul(x, 3.0),
     "something unknown": lambda g, x: g.opaque(x),
+    "a residual scaled on the way": lambda g, x: g.add(x, g.mul(g.norm(x), 0.5)),
+    "two products that are added": lambda g, x: g.add(g.mul(x, gain(g)), g.mul(g.mean(x), gain(g))),
     "a sum of two normalisations": lambda g, x: g.add(g.norm(x), g.norm(g.pointwise(x))),
 }
 

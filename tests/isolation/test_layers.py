@@ -101,12 +101,31 @@ def test_a_module_level_import_is_told_from_one_inside_a_function_or_for_types()
     assert not tops("if TYPE_CHECKING:\n    import torch", inside_functions=False)
 
 
+#: file or folder below a backend -> the one other backend that it stands on
+STANDS_ON = {"keras/on_jax.py": "jax", "keras/on_torch.py": "torch"}
+
+
+def foreign(path: Path, text: str) -> set[str]:
+    """Modules of other backends that a backend's file imports and does not stand on."""
+    inside = path.relative_to(PACKAGE / "backends")
+    allowed = {inside.parts[0], STANDS_ON.get(inside.as_posix(), inside.parts[0])}
+    others = [f"tiebeam.backends.{name}" for name in backends() if name not in allowed]
+    found = imports(ast.parse(text))
+    return {name for name in found if any(name == o or name.startswith(o + ".") for o in others)}
+
+
 @pytest.mark.parametrize("own", backends())
-def test_a_backend_imports_no_other_backend(own: str) -> None:
-    others = {f"tiebeam.backends.{name}" for name in backends() if name != own}
+def test_a_backend_imports_none_but_the_one_that_it_stands_on(own: str) -> None:
     for path in sources(f"backends/{own}"):
-        for name in imports(ast.parse(path.read_text(encoding="utf-8"))):
-            assert not any(name == o or name.startswith(o + ".") for o in others), f"{path.name} imports {name}"
+        assert not foreign(path, path.read_text(encoding="utf-8")), path.name
+
+
+def test_an_import_of_a_strange_backend_is_noticed() -> None:
+    line = "def f():\n    from tiebeam.backends.torch.model import TorchModel"
+    assert foreign(PACKAGE / "backends" / "jax" / "model.py", line)
+    assert foreign(PACKAGE / "backends" / "keras" / "on_jax.py", line)
+    assert foreign(PACKAGE / "backends" / "keras" / "common.py", line)
+    assert not foreign(PACKAGE / "backends" / "keras" / "on_torch.py", line)
 
 
 def test_no_family_and_no_config_field_is_named_in_core_or_backends() -> None:

@@ -22,10 +22,10 @@ def inspect(model: Any, inputs: Any = None, *, params: Any = None) -> Report:
 
     Args:
         model: A PyTorch `nn.Module`, on real, fake or meta tensors, wrapped or not; a Flax linen, Flax nnx or
-            Equinox module; or a function `fn(params, *inputs)` of JAX arrays.
+            Equinox module; a Keras model or layer that is built; or a function `fn(params, *inputs)` of JAX arrays.
         inputs: What the model takes. A tuple is positional, a dict is keyword arguments, a single tensor
-            or array is one argument. Omitted: token ids `(1, 8)` are made from the model's config or the
-            signature of its `forward`.
+            or array is one argument; of a Keras model a dict is its one positional argument. Omitted: token ids
+            `(1, 8)` are made from the model's config or the signature of its `forward`, a Keras model's from its inputs.
         params: What a linen module or a function is applied to: a pytree of arrays, or of shapes as
             `jax.eval_shape` gives them. Models that hold their own parameters take none.
 
@@ -65,7 +65,7 @@ def inspect(model: Any, inputs: Any = None, *, params: Any = None) -> Report:
             findings=(unloaded.finding,),
             parameters=backend.parameters(),
             notes=("the model could not be run",),
-            versions=versions((backend.framework,), backend.model),
+            versions=versions(backend.packages, backend.model),
         )
 
 
@@ -80,7 +80,7 @@ def report_of(seen: Look) -> Report:
         parameters=seen.model.parameters(),
         meta=graph.meta,
         notes=(*graph.notes, *barriers(graph)),
-        versions=versions((seen.model.framework,), seen.model.model),
+        versions=versions(seen.model.packages, seen.model.model),
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tiebeam.backends import resolve
-from tiebeam.backends.protocol import Model, RefusedError
+from tiebeam.backends.protocol import Described, Model, RefusedError
 from tiebeam.checkpoints import example_inputs
 from tiebeam.checkpoints.declared import Declared, declared_by
 from tiebeam.core.contract import contracted
@@ -152,7 +152,12 @@ def _as_before(uses: list[Use], like: Sequence[Use]) -> list[Use]:
 
 
 def _example(backend: Model) -> Any:
-    """Inputs from the model's config, or from its signature."""
+    """Inputs by what the model knows of itself, else from its config, else from its signature."""
+    if isinstance(backend, Described):
+        bound = backend.vocab_bound()
+        made = backend.example(lambda name, shape, dtype: example_inputs.of_kind(name, shape, dtype, vocab=bound))
+        if made is not None:
+            return made
     config = getattr(backend.model, "config", None)
     if config is not None:
         made = example_inputs.from_config(config, backend.forward)

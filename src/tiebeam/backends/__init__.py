@@ -27,6 +27,8 @@ class Entry(NamedTuple):
 
 #: framework module -> kinds of models
 REGISTRY = {
+    # First: on PyTorch a Keras layer is a torch module too.
+    "keras": (Entry(("keras.src.layers.layer.Layer",), "tiebeam.backends.keras.model", "of_keras"),),
     "torch": (Entry(("torch.nn.modules.module.Module",), "tiebeam.backends.torch.model", "TorchModel"),),
     "jax": (
         Entry(("flax.linen.module.Module",), "tiebeam.backends.jax.model", "of_linen", True),

@@ -39,6 +39,11 @@ class Model(Protocol):
     framework: str
 
     @property
+    def packages(self) -> tuple[str, ...]:
+        """What the framework consists of, for the versions in a report."""
+        ...
+
+    @property
     def name(self) -> str:
         """For messages: its class."""
         ...
@@ -151,4 +156,13 @@ class Functional(Protocol):
 
     def rebuilt(self) -> Any:
         """The caller's model, or its params, with what was written."""
+        ...
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A model that knows which inputs it takes."""
+
+    def example(self, make: Callable[[str, tuple[int | None, ...], str], Any]) -> Any | None:
+        """Inputs of arrays that `make` makes of a name, a shape (None: any size) and a dtype ("": unknown), or None."""
         ...

@@ -103,6 +103,37 @@ def from_signature(forward: Callable[..., Any], *, vocab: int, length: int = LEN
     return tuple(array for array in made.values() if array is not None)
 
 
+def of_kind(name: str, shape: tuple[int | None, ...], dtype: str, *, vocab: int | None, length: int = LENGTH) -> Array:
+    """An example array of what is known of one input.
+
+    Args:
+        name: Says what integers are: a mask, positions, segments; else token ids.
+        shape: A size that is None is 1 where it is the first, else `length`.
+        dtype: "" where it is not known: two axes are integers then.
+        vocab: Number of token ids; each is below it.
+
+    Example:
+        >>> of_kind("padding_mask", (None, None), "bool", vocab=64).tolist()
+        [[True, True, True, True, True, True, True, True]]
+        >>> of_kind("features", (None, 4), "float32", vocab=None).shape
+        (1, 4)
+    """
+    sizes = tuple((1 if not axis else length) if n is None else n for axis, n in enumerate(shape))
+    if dtype.startswith(("float", "bfloat", "complex")) or (not dtype and len(sizes) != 2):
+        made: Array = np.random.default_rng(0).standard_normal(sizes, dtype=np.float32)
+        return made if not dtype or dtype.startswith("bfloat") else made.astype(dtype)
+    kind = np.dtype(dtype or "int64")
+    last = sizes[-1] if sizes else 1
+    if name.endswith("mask") or kind.kind == "b":
+        return np.ones(sizes, kind)
+    name = "positions" if name.endswith(_POSITIONS) else name
+    known = _by_name(name, vocab or 2, last, 0)
+    if known is None:
+        known = token_ids(vocab or 2, length=int(np.prod(sizes)), avoid=frozenset({0}))  # 0 is padding to many
+        return known.reshape(sizes).astype(kind)
+    return np.broadcast_to(known, sizes).astype(kind)
+
+
 def token_ids(vocab: int, *, length: int = LENGTH, avoid: frozenset[int] = frozenset(), seed: int = 0) -> Array:
     """Token ids of shape (1, length), int64, in [0, vocab), distinct where the vocabulary allows.
 

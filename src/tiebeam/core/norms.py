@@ -70,6 +70,8 @@ def stream_before(graph: Graph, flags: list[int], value: int) -> int | None:
             moving = moving[:1]
         if node.op in (Op.MUL, Op.DIV) and len(moving) == 2:
             return _decomposed(graph, flags, node)
+        if node.op in (Op.ADD, Op.SUB) and len(moving) == 2:
+            return _multiplied_out(graph, flags, node)
         if node.op not in (
             Op.LAYOUT,
             Op.CAST,
@@ -91,6 +93,16 @@ def _decomposed(graph: Graph, flags: list[int], node: Node) -> int | None:
         for root in _roots(graph, operand):
             if _degree_behind(graph, flags, node, root) == 0.0:
                 return root
+    return None
+
+
+def _multiplied_out(graph: Graph, flags: list[int], node: Node) -> int | None:
+    """The root of x*r + (bias - mean*r): a normalisation whose centring was multiplied out."""
+    products = [graph.producer(v) for v in node.inputs]
+    factors = [v for p in products if p is not None and p.op in (Op.MUL, Op.DIV) for v in p.inputs]
+    for root in (r for v in factors for r in _roots(graph, v)):
+        if flags[root] & INPUT and _degree_behind(graph, flags, node, root) == 0.0:
+            return root
     return None
 
 

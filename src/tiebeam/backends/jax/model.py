@@ -12,6 +12,7 @@ from tiebeam.backends.jax.fixes import JaxFixes
 from tiebeam.backends.jax.held import Held, HeldFunction
 from tiebeam.backends.jax.shorten import Arguments, shorter_arguments
 from tiebeam.backends.jax.trace import Program, Trace, program_of, trace
+from tiebeam.core.findings import Fixes
 from tiebeam.core.report import Finding
 from tiebeam.core.statistics import Distance, TableStatistics
 from tiebeam.errors import InputError, ShapeError
@@ -47,19 +48,16 @@ class JaxModel:
     """
 
     framework = "jax"
+    packages: tuple[str, ...] = ("jax",)
 
     def __init__(self, held: Held, *, whole: bool = False) -> None:
+        self.model = held.model
         self.held, self.whole = held, whole
         self.arrays = [s.array for s in held.slots]
         self._programs: list[tuple[tuple[Any, ...], Mapping[str, Any], Program]] = []
         for slot in held.slots:
             if isinstance(slot.array, jax.Array) and not isinstance(slot.array, jax.core.Tracer):
                 _check_alive(slot.array, slot.name, held.name)
-
-    @property
-    def model(self) -> Any:
-        """The framework's own object."""
-        return self.held.model
 
     @property
     def name(self) -> str:
@@ -107,7 +105,7 @@ class JaxModel:
         """Elements of all parameters, each once."""
         return sum(int(np.prod(s.array.shape)) for s in self.held.slots if s.parameter)
 
-    def fixes(self) -> JaxFixes:
+    def fixes(self) -> Fixes:
         return JaxFixes(self.held, whole=self.whole)
 
     def trainable_elsewhere(self, names: Sequence[str]) -> float:

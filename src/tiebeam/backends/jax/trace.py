@@ -121,7 +121,8 @@ def _leaves(low: Lowering, slots: Sequence[Slot], arrays: Sequence[Any]) -> tupl
         if is_key(array):
             ids.append(low.add(array.shape, array.dtype, Origin.RANDOM, random=True))
             continue
-        leaf = Leaf(slot.names, len(low.drafts), -1, (0, 0), slot.parameter and slot.floating, slot.parameter)
+        trainable = slot.trainable and slot.parameter and slot.floating
+        leaf = Leaf(slot.names, len(low.drafts), -1, (0, 0), trainable, slot.parameter)
         places[leaf.key] = place
         facts = {} if is_abstract(array) else _leaf_facts(array)
         ids.append(low.add(array.shape, array.dtype, Origin.LEAF, leaf=leaf, leafy=True, **facts))

@@ -21,11 +21,13 @@ class Slot:
         names: Its paths, joined with dots, owner first.
         array: What lies there: a JAX or NumPy array, or its shape and dtype alone.
         parameter: False for statistics, caches and counters.
+        trainable: False for a parameter that the model itself calls frozen.
     """
 
     names: tuple[str, ...]
     array: Any
     parameter: bool = True
+    trainable: bool = True
 
     @property
     def name(self) -> str:

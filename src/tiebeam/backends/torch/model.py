@@ -13,6 +13,7 @@ from tiebeam.backends.torch.fixes import TorchFixes
 from tiebeam.backends.torch.parts import sharded
 from tiebeam.backends.torch.shorten import shorter_arguments
 from tiebeam.backends.torch.trace import Trace, trace
+from tiebeam.core.findings import Fixes
 from tiebeam.core.report import Finding
 from tiebeam.core.statistics import Distance, TableStatistics
 from tiebeam.errors import InputError, ShapeError
@@ -52,6 +53,7 @@ class TorchModel:
     """
 
     framework = "torch"
+    packages: tuple[str, ...] = ("torch",)
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -108,7 +110,7 @@ class TorchModel:
         """Elements of all parameters, each once."""
         return sum(p.numel() for p in self.model.parameters())
 
-    def fixes(self) -> TorchFixes:
+    def fixes(self) -> Fixes:
         return TorchFixes(self.model)
 
     def trainable_elsewhere(self, names: Sequence[str]) -> float:

@@ -160,7 +160,9 @@ def _neg(low: Lowering, record: Record) -> None:
 
 def _pow(low: Lowering, record: Record) -> None:
     base, exponent = record.args[:2]
-    if isinstance(base, Ref) and not isinstance(exponent, Ref):
+    if isinstance(exponent, Ref):  # a tensor of one number
+        exponent = low.drafts[exponent.value].number
+    if isinstance(base, Ref) and exponent is not None:
         low.elementwise(Op.POINTWISE, [base], degree=float(exponent))
     else:
         low.elementwise(Op.POINTWISE, refs_of(record.args))

@@ -149,7 +149,7 @@ def _names(c: Context, t: Table) -> Iterator[Finding]:
             f"safetensors wants one, and a loader must know that all of them are {t.name!r}",
         )  # fmt: skip
     if t.state == "tied" and len(t.names) == 1:
-        home = t.name.rpartition(".")[0]
+        home = _home(t.name)
         outside = [r for r in t.readouts if r.where != home]
         if outside:
             yield Finding(
@@ -171,8 +171,13 @@ def _names(c: Context, t: Table) -> Iterator[Finding]:
 def _ancestors(name: str) -> Iterator[str]:
     """The closest module path first, "" (the whole model) last."""
     while name:
-        name = name.rpartition(".")[0]
+        name = _home(name)
         yield name
+
+
+def _home(name: str) -> str:
+    """The module that holds a parameter: paths are joined with dots, or with slashes."""
+    return name[: max(name.rfind("."), name.rfind("/"), 0)]
 
 
 def _training(c: Context, t: Table) -> Iterator[Finding]:
@@ -197,7 +202,8 @@ def _training(c: Context, t: Table) -> Iterator[Finding]:
     altered = {
         role: {u.reparametrized for u in uses} for role, uses in (("lookup", t.lookups), ("readout", t.readouts))
     }
-    if altered["lookup"] != altered["readout"]:
+    # The roles of a table of integers undo its quantisation each in their own way.
+    if altered["lookup"] != altered["readout"] and t.dtype.startswith(("float", "bfloat")):
         role = "readout" if any(altered["readout"]) else "lookup"
         what = next(a for a in sorted(altered[role], reverse=True))
         yield Finding(

@@ -1,0 +1,1 @@
+"""Keras models that run on TensorFlow, seen through TensorFlow's function graph."""

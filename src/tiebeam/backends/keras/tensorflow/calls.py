@@ -1,0 +1,72 @@
+"""Branches and loops: their values are their own, what is inside is followed through the copies beside them."""
+
+from collections.abc import Sequence
+
+from tiebeam.backends.keras.tensorflow.axes import identity
+from tiebeam.backends.keras.tensorflow.lower import Lowering, Step
+from tiebeam.ir import Op
+
+_KEEP = (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK)
+_SCALES = (Op.MUL, Op.DIV, Op.ADD, Op.SUB)
+DEPTH = 32  # operations of a loop's body looked at behind its carry
+
+
+def branches(low: Lowering, at: Step) -> None:
+    """The branch that is taken, where that is known; else all of them, side by side."""
+    results = low.results(at)
+    taken = low.drafts[at.inputs[0]].number
+    if taken is not None:
+        first_is_else = at.name.endswith("Case")
+        index = int(taken) if first_is_else else int(not taken)
+        results = [results[min(max(index, 0), len(results) - 1)]]
+    for out, several in zip(at.outputs, zip(*results, strict=True), strict=True):
+        if out < 0 or min(several) < 0:
+            continue
+        if len(set(several)) == 1:
+            low.alias(at, out, several[0])
+        else:
+            _reached(low, out, [*several, at.inputs[0]])
+            low.emit(at, Op.CONCAT, several, [identity(low.rank(out))] * len(several), [out], label="cond")
+
+
+def loop(low: Lowering, at: Step) -> None:
+    """One round of the body."""
+    low.notes["of a while loop one round was followed"] = None
+    for place, (out, v) in enumerate(zip(at.outputs, low.results(at)[0], strict=True)):
+        if out < 0:
+            low.handles[at.operation.outputs[place].name] = at.operation.inputs[place].name
+        elif v < 0 or _rescaled(low, v, at.inputs):
+            # The number of rounds is an exponent: what goes in and what comes out have no constant between them.
+            low.emit(at, Op.OPAQUE, [at.inputs[place]], [None], [out])
+        else:
+            _reached(low, out, [v])
+            if low.drafts[out].dtype == "variant":
+                low.drafts[out].shape = low.shape(v)
+            low.emit(at, Op.LAYOUT, [v], [identity(low.rank(out))], [out])
+
+
+def _reached(low: Lowering, out: int, sources: Sequence[int]) -> None:
+    """What reached what a body returns reached the result."""
+    draft = low.drafts[out]
+    for v in sources:
+        source = low.drafts[v]
+        draft.given, draft.random = draft.given or source.given, draft.random or source.random
+        draft.leafy |= source.leafy
+
+
+def _rescaled(low: Lowering, value: int, carries: Sequence[int]) -> bool:
+    """Whether the value is one of the carries, multiplied by or added to something constant."""
+    scaled = False
+    for _ in range(DEPTH):
+        if value in carries:
+            return scaled
+        producer = low.drafts[value].producer
+        if producer < 0:
+            return False
+        node = low.nodes[producer]
+        moving = [v for v in node.inputs if low.drafts[v].varying]
+        if node.op not in (*_KEEP, *_SCALES) or len(set(moving)) != 1:
+            return False
+        scaled |= node.op in _SCALES
+        value = moving[0]
+    return False

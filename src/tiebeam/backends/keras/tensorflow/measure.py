@@ -1,0 +1,198 @@
+"""Numbers that only exist when the program runs: one run of just the part of the graph that they need.
+
+The structure is known first, so exactly the values that matter are looked at, and they are reduced inside the run.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tiebeam.backends.keras.tensorflow.program import Program
+from tiebeam.core.contract import contracted
+from tiebeam.core.norms import normalized_upstream, stream_before
+from tiebeam.core.provenance import provenance
+from tiebeam.core.reads import find_reads
+from tiebeam.core.walk import Forward
+from tiebeam.ir import Graph
+
+ROWS = 2048  # rows that a cosine is averaged over
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to measure, by value id.
+
+    Attributes:
+        moments: Mean and variance of all elements.
+        cosines: (node, stream, rows): mean cosine of two values, row by row.
+        logits: Those of `moments` whose std is asked for.
+        numbers: The elements, to be handed out.
+    """
+
+    moments: frozenset[int] = frozenset()
+    cosines: tuple[tuple[int, int, int], ...] = ()
+    logits: frozenset[int] = frozenset()
+    numbers: frozenset[int] = frozenset()
+
+    def ids(self) -> frozenset[int]:
+        return self.moments | self.numbers | {v for _, *pair in self.cosines for v in pair}
+
+
+def wanted_of(graph: Graph, *, logits: bool) -> Wanted:
+    """What core will ask of this graph: sizes at both ends of each role, and the streams that normalisations read."""
+    graph = contracted(graph)
+    flags = provenance(graph)
+    reads = find_reads(graph, flags)
+    moments = {r.node.output for r in reads.lookups} | {r.other for r in reads.readouts}
+    cosines, ends = [], set[int]()
+    for read in reads.readouts:
+        stream = stream_before(graph, flags, read.other)
+        stream = normalized_upstream(graph, flags, read.other) if stream is None else stream
+        looked = [r for r in reads.lookups if r.node.index < read.node.index]
+        rows = [r for r in looked if r.source.leaf.key == read.source.leaf.key] or looked
+        if stream is not None and rows:
+            cosines.append((read.node.index, stream, rows[-1].node.output))
+        if logits:
+            walk = Forward(graph, flags, read.node.output, read.axis).run()
+            ends |= {read.node.output, *(v for v, _ in walk.ends)}
+    floats = {v for v in moments | ends if graph.values[v].dtype.startswith(("float", "bfloat"))}
+    return Wanted(frozenset(floats), tuple(cosines), frozenset(ends & floats))
+
+
+class Evaluator:
+    """What to compute of which tensors, and what the results are of.
+
+    Args:
+        names: The tensors that values are; "" for those that are none.
+    """
+
+    def __init__(self, wanted: Wanted, names: Mapping[int, str]) -> None:
+        self.names = {v: n for v, n in names.items() if n}
+        self.moments = [v for v in sorted(wanted.moments) if v in self.names]
+        self.numbers = [v for v in sorted(wanted.numbers) if v in self.names]
+        self._pairs = [c for c in wanted.cosines if c[1] in self.names and c[2] in self.names]
+        self.cosines: list[tuple[int, int]] = []
+        ids = (*self.moments, *self.numbers, *(v for _, *pair in self._pairs for v in pair))
+        self.tensors = list(dict.fromkeys(self.names[v] for v in ids))
+        self.function: Any = None
+
+    def read(self, found: Sequence[Any]) -> list[Any]:
+        """Add the reductions of the tensors to the graph."""
+        value = dict(zip(self.tensors, found, strict=True))
+        out: list[Any] = []
+        for v in self.moments:
+            wide = _wide(value[self.names[v]])
+            out += [tf.reduce_mean(wide), tf.math.reduce_variance(wide)]
+        self.cosines.clear()
+        for node, stream, rows in self._pairs:
+            made = _cosine(value[self.names[stream]], value[self.names[rows]])
+            if made is not None:
+                self.cosines.append((node, stream))
+                out.append(made)
+        return out + [tf.identity(value[self.names[v]]) for v in self.numbers]
+
+
+def measured(program: Program, wanted: Wanted, names: Mapping[int, str]) -> dict[str, Any]:
+    """Run the program for what is wanted.
+
+    Args:
+        names: The tensors that values are; "" for those that are none.
+    """
+    made = program.compiled.get(wanted)  # ids follow from the graph alone, so an evaluator serves every later pass
+    if made is None:
+        made = program.compiled[wanted] = Evaluator(wanted, names)
+        made.function = program.function(made.tensors, made.read) if made.tensors else None
+    results = iter([np.asarray(t) for t in _run(program, made.function or program.traced)] if made.tensors else [])
+    return {
+        "moments": {v: (float(next(results)), float(next(results))) for v in made.moments},
+        "cosines": {at: float(next(results)) for at in made.cosines},
+        "numbers": {v: next(results) for v in made.numbers},
+    }
+
+
+def _wide(tensor: Any) -> Any:
+    """In the dtype to add up in."""
+    return tensor if tensor.dtype == tf.float64 else tf.cast(tensor, tf.float32)
+
+
+def _cosine(stream: Any, rows: Any) -> Any:
+    """Mean cosine of rows, or None where the two are not of one size."""
+    width = rows.shape[-1]
+    if width is None or stream.shape[-1:] != rows.shape[-1:]:
+        return None
+    if not stream.shape.num_elements() or stream.shape.num_elements() != rows.shape.num_elements():
+        return None
+    a, b = (tf.cast(tf.reshape(x, (-1, width))[:ROWS], tf.float32) for x in (stream, rows))
+    norms = tf.norm(a, axis=1) * tf.norm(b, axis=1)
+    return tf.reduce_mean(tf.reduce_sum(a * b, axis=1) / tf.maximum(norms, 1e-30))
+
+
+def facts_of(found: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
+    """The measurements as fields of `Graph`."""
+    rms = {v: float(np.sqrt(variance + mean**2)) for v, (mean, variance) in found["moments"].items()}
+    logit_std = {v: float(np.sqrt(variance)) for v, (_, variance) in found["moments"].items() if v in wanted.logits}
+    return {"rms": rms, "logit_std": logit_std, "cosine": found["cosines"]}
+
+
+def shapes_of(program: Program) -> dict[str, tuple[int, ...]]:
+    """Shapes that are not known before the program runs, by tensor."""
+    known: dict[str, tuple[int, ...]] | None = program.compiled.get("shapes")
+    if known is None:
+        unknown = unknown_shapes(program)
+        known = program.compiled["shapes"] = {}
+        if unknown:
+            function = program.function(unknown, lambda found: [tf.shape(t) for t in found])
+            shapes = [tuple(np.asarray(t).tolist()) for t in _run(program, function)]
+            known.update(zip(unknown, shapes, strict=True))
+    return known
+
+
+def unknown_shapes(program: Program) -> list[str]:
+    """Tensors whose shapes only a run tells."""
+    return [
+        t.name
+        for operation in program.graph.get_operations()
+        for t in operation.outputs
+        if not t.shape.is_fully_defined() and t.dtype not in (tf.resource, tf.variant)
+    ]
+
+
+def _run(program: Program, function: Any) -> list[Any]:
+    with _put_back(program), _as_written():
+        return list(function(*program.inputs))
+
+
+@contextmanager
+def _as_written() -> Iterator[None]:
+    """Nothing is optimised: that would take longer than this one run."""
+    before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
+
+
+ASSIGNS = ("Assign", "ResourceScatter", "ResourceStridedSliceAssign")
+
+
+@contextmanager
+def _put_back(program: Program) -> Iterator[None]:
+    """Give variables that the program writes itself what they held before."""
+    written = {
+        operation.inputs[0].name
+        for operation in program.graph.get_operations()
+        if operation.type.startswith(ASSIGNS) and operation.inputs
+    }
+    inside = {inner.name: id(outer) for outer, inner in program.graph.captures}
+    variables = [v for name in written if (v := program.variables.get(inside.get(name, 0))) is not None]
+    kept = [(v, tf.identity(v.read_value())) for v in variables]
+    try:
+        yield
+    finally:
+        for variable, value in kept:
+            variable.assign(value)

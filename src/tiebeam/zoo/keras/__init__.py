@@ -1,0 +1,1 @@
+"""Small Keras models whose truth is known."""
