@@ -26,11 +26,11 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## a broken model seen, mended and trained
 	$(BIN)/tiebeam demo
 
-test: $(READY) ## every test and doctest
-	$(PYTEST)
+test: $(READY) ## every test and doctest, a process for each framework
+	$(PYTEST) --budget 900
 
 fast: $(READY) ## the tests that take under a minute
-	$(PYTEST) -m 'not slow and not zoo'
+	$(PYTEST) --budget 60 -m 'not slow and not zoo'
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check .
