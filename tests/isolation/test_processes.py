@@ -217,11 +217,11 @@ def test_a_failure_in_the_first_process_is_the_exit_code_of_all(project: Path) -
     assert "1 failed, 3 passed in " in done.stdout.splitlines()[-1]
     stopped = run(project, "-x")
     assert stopped.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "1 failed in " in stopped.stdout.splitlines()[-1] or "1 failed, 1 passed in" in stopped.stdout.splitlines()[-1]
+    assert "1 failed, 1 passed in" in stopped.stdout.splitlines()[-1]
 
 
 def test_a_process_that_dies_is_an_error_and_the_others_still_run(project: Path) -> None:
-    (project / "test_one.py").write_text("import os, signal\n\ndef test_one():\n    os.kill(os.getpid(), signal.SIGABRT)\n")
+    (project / "test_one.py").write_text("import os\n\ndef test_one():\n    os.abort()\n")
     done = run(project)
     assert done.returncode == 134
     assert "2 passed, 1 error in " in done.stdout.splitlines()[-1]

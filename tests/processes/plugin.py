@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from tests.processes import table
 from tests.processes.children import banner, closing_line, processor_seconds, run_all, worst
 from tests.processes.table import Part, Process
@@ -54,7 +53,9 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     files = [file for _, found in asked for file in found]
     planned = table.parts(files, run)
     wanted = {name for file in files for name in table.homes(file)}
-    config.stash[LEFT_OUT] = ", ".join(f"{p.name} (needs {' and '.join(p.needs)})" for p in left_out if p.name in wanted)
+    config.stash[LEFT_OUT] = ", ".join(
+        f"{p.name} (needs {' and '.join(p.needs)})" for p in left_out if p.name in wanted
+    )
     if len(planned) == 1 and not option.budget:
         _prepare(config, planned[0], asked)
         return None
@@ -160,5 +161,3 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if config.option.collectonly:
         counted = {"collected": session.testscollected}
     Path(config.option.tally).write_text(json.dumps(counted), encoding="utf-8")
-
-

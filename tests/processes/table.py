@@ -104,7 +104,15 @@ HOMES: dict[str, tuple[str, ...]] = {
 """Folder or file -> the processes that it runs in. What no row speaks of needs no framework; a module below `src`
 that no row speaks of is imported without one, and goes where its examples want to be."""
 
-EXAMPLES = {"torch": TORCH, "transformers": TORCH, "jax": JAX, "flax": JAX, "equinox": JAX, "optax": JAX, "keras": KERAS}
+EXAMPLES = {
+    "torch": TORCH,
+    "transformers": TORCH,
+    "jax": JAX,
+    "flax": JAX,
+    "equinox": JAX,
+    "optax": JAX,
+    "keras": KERAS,
+}
 """Module that an example imports -> where it runs. Of several rows the first counts."""
 
 _IMPORT = re.compile(r"^\s*(?:>>>|\.\.\.)?\s*(?:import|from)\s+(\w+)(?:[\w.]*)((?:\s*,\s*\w[\w.]*)*)", re.MULTILINE)
