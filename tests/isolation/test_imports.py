@@ -1,5 +1,6 @@
 """What an import may load, seen from a fresh interpreter."""
 
+import os
 import subprocess
 import sys
 
@@ -24,7 +25,8 @@ except SystemExit as stop:
 
 
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    keras_on_jax = {**os.environ, "KERAS_BACKEND": "jax"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=keras_on_jax)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
