@@ -183,6 +183,7 @@ def run(project: Path, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_each_process_runs_its_own_and_one_line_closes_them_all(project: Path) -> None:
     (project / "test_three.py").write_text("import module_that_is_not_there\n")
     done = run(project, "-p", "xdist", "-n", "1", "--junitxml=out.xml")
@@ -194,6 +195,7 @@ def test_each_process_runs_its_own_and_one_line_closes_them_all(project: Path) -
     assert (project / "out-two.xml").is_file()
 
 
+@pytest.mark.slow
 def test_what_needs_one_process_runs_in_place(project: Path) -> None:
     for args in (["test_one.py"], ["--backends", "two"], ["test_neutral.py"], ["test_two.py::test_other"]):
         done = run(project, *args)
@@ -201,6 +203,7 @@ def test_what_needs_one_process_runs_in_place(project: Path) -> None:
         assert done.stdout.count("passed in") == 1
 
 
+@pytest.mark.slow
 def test_a_selection_that_leaves_one_process_without_tests_succeeds_and_one_that_leaves_none_does_not(
     project: Path,
 ) -> None:
@@ -210,6 +213,7 @@ def test_a_selection_that_leaves_one_process_without_tests_succeeds_and_one_that
     assert run(project, "-k", "nothing_at_all").returncode == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
+@pytest.mark.slow
 def test_a_failure_in_the_first_process_is_the_exit_code_of_all(project: Path) -> None:
     (project / "test_one.py").write_text("def test_one():\n    assert False\n")
     done = run(project)
@@ -237,12 +241,6 @@ def test_a_stranger_is_reported_once_whether_a_test_or_its_module_loads_it(proje
     assert "3 passed, 1 error in " in done.stdout.splitlines()[-1]
     (project / "test_one.py").write_text("import colorsys\n\ndef test_first():\n    pass\n")
     assert "colorsys was loaded while tests were collected" in run(project, "test_one.py").stdout
-
-
-def test_a_stranger_that_an_excused_module_brings_is_let_in() -> None:
-    process = Process("p", strangers=("tensorflow",), excuses={"tensorflow": "keras_hub"})
-    assert process.intruders({"tensorflow"}) == ["tensorflow"]
-    assert process.intruders({"tensorflow", "keras_hub"}) == []
 
 
 def test_a_run_over_its_budget_fails_and_one_within_does_not(project: Path) -> None:

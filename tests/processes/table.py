@@ -21,25 +21,23 @@ class Process:
     Attributes:
         needs: Modules that must be installed.
         strangers: Modules that must not be loaded in it.
-        excuses: Modules that load a stranger by themselves, by the stranger's name.
         environment: What is set before anything is imported.
     """
 
     name: str
     needs: tuple[str, ...] = ()
     strangers: tuple[str, ...] = ()
-    excuses: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def intruders(self, loaded: Iterable[str]) -> list[str]:
-        """Strangers among the loaded modules that nothing excuses."""
+        """Strangers among the loaded modules."""
         present = set(loaded)
-        return [s for s in self.strangers if s in present and self.excuses.get(s, "") not in present]
+        return [s for s in self.strangers if s in present]
 
 
 def _keras(on: str, *strangers: str) -> Process:
-    # keras itself imports jax wherever it is installed, and keras_hub imports tensorflow
-    return Process(f"keras-{on}", ("keras", on), strangers, {"tensorflow": "keras_hub"}, {"KERAS_BACKEND": on})
+    # Where they are installed, keras imports jax on every backend; its `set_random_seed`, and keras_hub, tensorflow.
+    return Process(f"keras-{on}", ("keras", on), strangers, {"KERAS_BACKEND": on})
 
 
 PROCESSES = {
@@ -48,8 +46,8 @@ PROCESSES = {
         Process("torch", ("torch",), ("jax", "keras", "tensorflow")),
         Process("jax", ("jax", "flax", "equinox"), ("torch", "keras", "tensorflow")),
         _keras("tensorflow", "torch"),
-        _keras("jax", "torch", "tensorflow"),
-        _keras("torch", "tensorflow"),
+        _keras("jax", "torch"),
+        _keras("torch"),
     )
 }
 BARE = Process(NEUTRAL, strangers=("torch", "jax", "keras", "tensorflow"))  # where no framework is installed
@@ -67,6 +65,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "tests/zoo/test_minigpt.py": TORCH,
     "tests/zoo_hf": TORCH,
     "tests/blocks/test_torch.py": TORCH,
+    "tests/blocks/torch_kit.py": TORCH,
+    "tests/blocks/torch_parallel.py": TORCH,
     "tests/contract/test_torch.py": TORCH,
     "tests/contract/test_broken.py": TORCH,
     "src/tiebeam/backends/torch": TORCH,
@@ -76,6 +76,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "src/tiebeam/torch": TORCH,
     "src/tiebeam/zoo/torch": TORCH,
     "tests/jax": JAX,
+    "tests/blocks/jax_kit.py": JAX,
     "tests/blocks/test_linen.py": JAX,
     "tests/blocks/test_nnx.py": JAX,
     "tests/blocks/test_equinox.py": JAX,
@@ -152,11 +153,10 @@ def _examples_in(text: str) -> Iterator[str]:
 
 
 def files_below(path: Path) -> list[Path]:
-    """What pytest collects below a path: tests, and modules below `src` for their examples."""
+    """What pytest collects below a path: every module may hold examples."""
     if not path.is_dir():
         return [path] if path.suffix == ".py" else []
-    inside = path.rglob("*.py")
-    return [p for p in inside if p.is_relative_to(ROOT / "src") or p.match("test_*.py") or p.match("*_test.py")]
+    return [p for p in path.rglob("*.py") if p.name != "conftest.py"]
 
 
 @dataclass(frozen=True)
