@@ -6,11 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
-KERAS := tests/keras src/tiebeam/backends/keras src/tiebeam/zoo/keras
 ZOO := ../shared/zoo/score.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test keras fast lint format types layers docs bench zoo build clean
+.PHONY: help setup demo test fast lint format types layers docs bench zoo build clean
 
 help: ## what there is
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -27,15 +26,11 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## a broken model seen, mended and trained
 	$(BIN)/tiebeam demo
 
-test: $(READY) ## every test and doctest
-	$(PYTEST)
-	@$(MAKE) --no-print-directory keras
-
-keras: $(READY) ## the tests of Keras models, on each framework that Keras runs on
-	@set -e; for on in jax torch tensorflow; do KERAS_BACKEND=$$on $(PYTEST) $(KERAS); done
+test: $(READY) ## every test and doctest, a process for each framework
+	$(PYTEST) --budget 900
 
 fast: $(READY) ## the tests that take under a minute
-	$(PYTEST) -m 'not slow and not zoo'
+	$(PYTEST) --budget 60 -m 'not slow and not zoo'
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check .

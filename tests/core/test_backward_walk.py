@@ -57,6 +57,16 @@ def test_the_vector_gain_of_a_normalisation_belongs_to_it():
     assert (readout_of(g).factor, readout_of(g).normalized) == (1.0, True)
 
 
+@pytest.mark.parametrize(
+    ("step", "factor"),
+    [(lambda g, x: g.add(x, x), 2.0), (lambda g, x: g.sub(g.mul(x, 3.0), x), 2.0)],
+    ids=["doubled", "multiples"],
+)
+def test_a_sum_of_multiples_stands_behind_a_normalisation_with_a_gain(step, factor):
+    g = model(norm=lambda g, x: g.decomposed_rms_norm(x, g.leaf("norm.weight", (D,))), hidden=step)
+    assert (readout_of(g).factor, readout_of(g).normalized) == (factor, True)
+
+
 def test_a_vector_on_a_hidden_state_that_no_normalisation_made_has_no_factor():
     g = model(norm=lambda g, x: x, hidden=lambda g, x: g.mul(x, g.leaf("gain", (D,))))
     readout = readout_of(g)

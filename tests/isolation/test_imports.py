@@ -1,5 +1,6 @@
 """What an import may load, seen from a fresh interpreter."""
 
+import os
 import subprocess
 import sys
 
@@ -24,7 +25,8 @@ except SystemExit as stop:
 
 
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    keras_on_jax = {**os.environ, "KERAS_BACKEND": "jax"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=keras_on_jax)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -94,3 +96,27 @@ def test_a_report_can_show_itself_after_importing_tiebeam_alone() -> None:
         "report = tiebeam.Report(model='Tiny', framework='torch')\n"
         "assert 'Tiny' in report.to_markdown() and 'Tiny' in report.to_html() and 'Tiny' in str(report)"
     )
+
+
+def test_importing_the_testing_tools_loads_no_framework_and_no_test_runner() -> None:
+    assert_loads_none_of((*FRAMEWORKS, "pytest", "hypothesis", "jsonschema"), "import tiebeam.testing")
+
+
+def test_the_contract_without_what_it_needs_says_which_extra_gives_it() -> None:
+    run(
+        "import sys\n"
+        "sys.modules['hypothesis'] = None\n"
+        "try:\n"
+        "    from tiebeam.testing import BackendContract\n"
+        "except ModuleNotFoundError as error:\n"
+        "    assert 'needs hypothesis' in str(error) and 'tiebeam[testing]' in str(error), error\n"
+        "else:\n"
+        "    raise AssertionError('it was found')"
+    )
+
+
+def test_the_testing_tools_have_no_other_names() -> None:
+    import tiebeam.testing
+
+    with pytest.raises(AttributeError, match="no attribute 'BackendContracts'"):
+        _ = tiebeam.testing.BackendContracts

@@ -200,3 +200,11 @@ def test_one_look_and_another_say_the_same() -> None:
     twin = copy.deepcopy(case.model)
     first, second = (tiebeam.inspect(case.model, case.inputs).to_dict() for _ in range(2))
     assert first == second == tiebeam.inspect(twin, case.inputs).to_dict()
+
+
+def test_params_are_for_models_that_hold_none() -> None:
+    model, tokens = nn.Embedding(4, 2), torch.zeros(1, 1, dtype=torch.long)
+    with pytest.raises(tiebeam.InputError, match=r"tiebeam\.initialize"):
+        tiebeam.initialize_params(model, tokens)
+    with pytest.raises(tiebeam.InputError, match="holds its own"):
+        tiebeam.inspect(model, tokens, params={"table": torch.ones(4, 2)})

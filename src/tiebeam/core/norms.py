@@ -6,6 +6,7 @@ A fused normalisation says so (`Op.NORMALIZE`); a decomposed one is a piece of g
 
 import heapq
 
+from tiebeam.core.chains import multiple
 from tiebeam.core.numbers import is_mask
 from tiebeam.core.provenance import INPUT
 from tiebeam.ir import Graph, Node, Op
@@ -68,6 +69,8 @@ def stream_before(graph: Graph, flags: list[int], value: int) -> int | None:
         moving = [x for x in node.inputs if flags[x] & INPUT]
         if len(moving) == 2 and is_mask(graph, flags, moving[1]):
             moving = moving[:1]
+        if node.op in (Op.ADD, Op.SUB):  # a sum of multiples of one value is a multiple of it
+            moving = moving if len({multiple(graph, flags, x)[0] for x in moving}) > 1 else moving[:1]
         if node.op in (Op.MUL, Op.DIV) and len(moving) == 2:
             return _decomposed(graph, flags, node)
         if node.op in (Op.ADD, Op.SUB) and len(moving) == 2:

@@ -41,6 +41,7 @@ class HeldEquinox:
             raise InputError(
                 f"{self.name} is an Equinox module, which holds its own arrays",
                 got="params as well",
+                expected="the module alone",
                 hint="pass the module alone; for abstract ones, eqx.filter_eval_shape(make_model, key)",
             )
         self._tree = Tree(model)

@@ -1,0 +1,3 @@
+"""Tests and doctests alike run in one process for each framework."""
+
+pytest_plugins = ["tests.processes.plugin"]

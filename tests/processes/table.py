@@ -1,0 +1,210 @@
+"""Which tests share a process: the tables, and the questions asked of them.
+
+TensorFlow beside PyTorch can crash, and Keras fixes its backend when it is imported: so one process for each
+framework, one after another. What needs no framework runs with whichever comes first.
+"""
+
+import importlib.util
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+NEUTRAL = "neutral"
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process.
+
+    Attributes:
+        needs: Modules that must be installed.
+        strangers: Modules that must not be loaded in it.
+        environment: What is set before anything is imported.
+    """
+
+    name: str
+    needs: tuple[str, ...] = ()
+    strangers: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def intruders(self, loaded: Iterable[str]) -> list[str]:
+        """Strangers among the loaded modules."""
+        present = set(loaded)
+        return [s for s in self.strangers if s in present]
+
+
+def _keras(on: str, *strangers: str) -> Process:
+    # Where they are installed, keras imports jax on every backend; its `set_random_seed`, and keras_hub, tensorflow.
+    return Process(f"keras-{on}", ("keras", on), strangers, {"KERAS_BACKEND": on})
+
+
+PROCESSES = {
+    process.name: process
+    for process in (
+        Process("torch", ("torch",), ("jax", "keras", "tensorflow")),
+        Process("jax", ("jax", "flax", "equinox"), ("torch", "keras", "tensorflow")),
+        _keras("tensorflow", "torch"),
+        _keras("jax", "torch"),
+        _keras("torch"),
+    )
+}
+BARE = Process(NEUTRAL, strangers=("torch", "jax", "keras", "tensorflow"))  # where no framework is installed
+
+KERAS = tuple(name for name in PROCESSES if name.startswith("keras-"))
+TORCH, JAX = ("torch",), ("jax",)
+
+HOMES: dict[str, tuple[str, ...]] = {
+    "tests/torch": TORCH,
+    "tests/cases": TORCH,
+    "tests/checkpoints": TORCH,
+    "tests/cli": TORCH,
+    "tests/docs": TORCH,
+    "tests/experiments": TORCH,
+    "tests/zoo/test_minigpt.py": TORCH,
+    "tests/zoo_hf": TORCH,
+    "tests/blocks/test_torch.py": TORCH,
+    "tests/blocks/torch_kit.py": TORCH,
+    "tests/blocks/torch_parallel.py": TORCH,
+    "tests/contract/test_torch.py": TORCH,
+    "tests/contract/test_broken.py": TORCH,
+    "src/tiebeam/backends/torch": TORCH,
+    "src/tiebeam/blocks/torch.py": TORCH,
+    "src/tiebeam/cli/building.py": TORCH,
+    "src/tiebeam/experiments": TORCH,
+    "src/tiebeam/torch": TORCH,
+    "src/tiebeam/zoo/torch": TORCH,
+    "tests/jax": JAX,
+    "tests/blocks/jax_kit.py": JAX,
+    "tests/blocks/test_linen.py": JAX,
+    "tests/blocks/test_nnx.py": JAX,
+    "tests/blocks/test_equinox.py": JAX,
+    "tests/contract/test_equinox.py": JAX,
+    "tests/contract/test_jax.py": JAX,
+    "tests/contract/test_linen.py": JAX,
+    "tests/contract/test_nnx.py": JAX,
+    "src/tiebeam/backends/jax": JAX,
+    "src/tiebeam/blocks/linen.py": JAX,
+    "src/tiebeam/blocks/nnx.py": JAX,
+    "src/tiebeam/blocks/equinox.py": JAX,
+    "src/tiebeam/blocks/jax.py": JAX,
+    "src/tiebeam/equinox": JAX,
+    "src/tiebeam/jax": JAX,
+    "src/tiebeam/linen": JAX,
+    "src/tiebeam/nnx": JAX,
+    "src/tiebeam/zoo/jax": JAX,
+    "tests/keras": KERAS,
+    "tests/blocks/test_keras.py": KERAS,
+    "tests/contract/test_keras.py": KERAS,
+    "src/tiebeam/backends/keras": KERAS,
+    "src/tiebeam/blocks/keras.py": KERAS,
+    "src/tiebeam/keras": KERAS,
+    "src/tiebeam/zoo/keras": KERAS,
+}
+"""Folder or file -> the processes that it runs in. What no row speaks of needs no framework; a module below `src`
+that no row speaks of is imported without one, and goes where its examples want to be."""
+
+EXAMPLES = {
+    "torch": TORCH,
+    "transformers": TORCH,
+    "jax": JAX,
+    "flax": JAX,
+    "equinox": JAX,
+    "optax": JAX,
+    "keras": KERAS,
+}
+"""Module that an example imports -> where it runs. Of several rows the first counts."""
+
+_IMPORT = re.compile(r"^\s*(?:>>>|\.\.\.)?\s*(?:import|from)\s+(\w+)(?:[\w.]*)((?:\s*,\s*\w[\w.]*)*)", re.MULTILINE)
+
+
+def of_examples(source: str) -> tuple[str, ...]:
+    """Where examples run, by what they import."""
+    named = {name.strip().partition(".")[0] for m in _IMPORT.finditer(source) for name in (m[1], *m[2].split(","))}
+    return next((where for module, where in EXAMPLES.items() if module in named), (NEUTRAL,))
+
+
+def row(file: Path) -> tuple[str, ...] | None:
+    """What the table says of a file: its longest row."""
+    for part in (file, *file.parents):
+        if part.is_relative_to(ROOT) and (found := HOMES.get(part.relative_to(ROOT).as_posix())) is not None:
+            return found
+    return None
+
+
+def homes(file: Path) -> tuple[str, ...]:
+    """Every process in which something of a file runs."""
+    said = row(file)
+    if said is not None:
+        return said
+    if not file.is_relative_to(ROOT / "src"):
+        return (NEUTRAL,)
+    blocks = _examples_in(file.read_text(encoding="utf-8"))
+    return tuple(dict.fromkeys(name for block in blocks for name in of_examples(block))) or (NEUTRAL,)
+
+
+def _examples_in(text: str) -> Iterator[str]:
+    """The examples of each docstring."""
+    for docstring in text.split('"""'):
+        lines = [line for line in docstring.splitlines() if line.lstrip().startswith((">>>", "..."))]
+        if lines:
+            yield "\n".join(lines)
+
+
+def files_below(path: Path) -> list[Path]:
+    """What pytest collects below a path: every module may hold examples."""
+    if not path.is_dir():
+        return [path] if path.suffix == ".py" else []
+    return [p for p in path.rglob("*.py") if p.name != "conftest.py"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one process does: `labels` are its name and, for one of them all, `NEUTRAL`."""
+
+    process: Process
+    labels: tuple[str, ...]
+
+
+class UnknownError(ValueError):
+    """`--backends` named what there is not."""
+
+
+def installed(module: str) -> bool:
+    """Whether a module could be imported; it is not, so that a run without it stays fast."""
+    return importlib.util.find_spec(module) is not None
+
+
+def chosen(asked: str, there: Callable[[str], bool] = installed) -> tuple[tuple[Process, ...], tuple[Process, ...]]:
+    """The processes to run, and those left out because a framework is missing.
+
+    Args:
+        asked: Comma-separated names of processes, `keras` for all of its three; empty: whatever is installed.
+
+    Raises:
+        UnknownError: There is no such process, or it was asked for and cannot run.
+    """
+    names: dict[str, None] = {}
+    for name in filter(None, map(str.strip, asked.split(","))):
+        names |= dict.fromkeys(KERAS if name == "keras" else [name])
+    if unknown := [name for name in names if name not in PROCESSES]:
+        raise UnknownError(f"--backends: no backend {unknown}, expected some of {[*PROCESSES, 'keras']}")
+    missing = {name: [m for m in p.needs if not there(m)] for name, p in PROCESSES.items()}
+    if absent := {name: missing[name] for name in names if missing[name]}:
+        raise UnknownError(f"--backends: {list(absent)} asked for, but {absent} not installed")
+    wanted = names or PROCESSES
+    run = tuple(PROCESSES[name] for name in wanted if not missing[name])
+    return run, tuple(p for name, p in PROCESSES.items() if not names and missing[name])
+
+
+def parts(files: Sequence[Path], run: Sequence[Process]) -> list[Part]:
+    """Share files out among processes; those that have nothing to do are not started."""
+    wanted = {name for file in files for name in homes(file)}
+    busy = [p for p in run if p.name in wanted]
+    if NEUTRAL in wanted and not busy:
+        busy = [*run[:1]] or [BARE]
+    return [
+        Part(p, tuple(dict.fromkeys([p.name, *([NEUTRAL] if i == 0 and NEUTRAL in wanted else [])])))
+        for i, p in enumerate(busy)
+    ]
