@@ -1,6 +1,5 @@
 """Optimizers that PyTorch does not have, written down from their papers: what the rules are held against."""
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,6 +59,9 @@ class Lion(Reference):
 class Lamb(Reference):
     """You et al. 2020, arXiv 1904.00962, algorithm 2, phi the identity."""
 
+    def __init__(self, groups: Any, lr: float = 1e-3, weight_decay: float = 0.0, eps: float = 1e-6) -> None:
+        super().__init__(groups, lr, weight_decay, eps)
+
     def update(self, p: Tensor, g: Tensor, state: dict[str, Any], group: Group) -> None:
         r = adam_update(g, state, group["eps"]) + group["weight_decay"] * p
         p.add_(r * (p.norm() / r.norm()), alpha=-group["lr"])
@@ -110,7 +112,3 @@ class Adadelta(Reference):
         step = ((moved + group["eps"]) / (v + group["eps"])).sqrt() * g
         moved.mul_(0.9).addcmul_(step, step, value=0.1)
         p.sub_(step, alpha=group["lr"])
-
-
-def log_ratio(a: float, b: float) -> float:
-    return abs(math.log(a / b))

@@ -150,19 +150,36 @@ def _kind(p: Parameter, *, apart: bool) -> Kind:
     return "embeddings" if p.embedding and apart else "matrices"
 
 
+def owners_of(table: Table, parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
+    """The parameters that a table is: one, or several on one storage.
+
+    Raises:
+        InputError: None, or more than there were.
+    """
+    held = tuple(p for p in parameters if set(p.names).intersection(table.names))
+    if not held:
+        raise InputError(
+            f"the report's table {table.name!r} is no parameter of this model",
+            got=", ".join(table.names),
+            expected="a report on this very model, wrapped as it is now",
+            hint="call tiebeam.inspect on it again",
+        )
+    trained = [p.names[0] for p in held if p.trainable]
+    if len(trained) > 1 and table.state in ("tied", "untied"):
+        raise InputError(
+            f"the table {table.name!r} was one parameter when the report was made",
+            got=f"{len(trained)} parameters now: {', '.join(trained)}",
+            expected="one: loading with assign=True, copying or moving has broken the tie",
+            hint="tie them again, then call tiebeam.inspect again",
+        )
+    return held
+
+
 def _tables(parameters: Sequence[Parameter], tables: Sequence[Table], notes: list[str]) -> dict[str, Table]:
     """Trainable tables by their owner's path in `parameters`."""
-    owner = {n: p for p in parameters for n in p.names}
     found: dict[str, Table] = {}
     for t in tables:
-        held = list({owner[n].names[0]: owner[n] for n in t.names if n in owner}.values())
-        if not held:
-            raise InputError(
-                f"the report's table {t.name!r} is no parameter of this model",
-                got=", ".join(t.names),
-                expected="a report on this very model, wrapped as it is now",
-                hint="call tiebeam.inspect on it again",
-            )
+        held = owners_of(t, parameters)
         if t.state == "aliased" and sum(p.trainable for p in held) > 1:
             raise InputError(
                 f"{' and '.join(repr(p.names[0]) for p in held)} are two parameters on one storage",

@@ -145,7 +145,13 @@ def rule(name: str) -> Rule:
 
 _PREFIXES = ("paged", "fused", "foreach", "distributed", "deepspeedcpu", "cpu", "_", "wrapped")
 _SUFFIXES = ("optimizer", "8bit", "4bit", "32bit", "fp8", "bnb", "gpu", "legacy")
-_ALIASES = {"adamwscale": "adamw", "sgdw": "sgd", "muonwithauxadam": "muon", "distributedshampoo": "shampoo"}
+_ALIASES = {
+    "sparseadam": "adam",
+    "adamwscale": "adamw",
+    "sgdw": "sgd",
+    "muonwithauxadam": "muon",
+    "distributedshampoo": "shampoo",
+}
 
 
 def family_of(class_name: str) -> str | None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tiebeam.backends.torch.names import named_tensors
 from tiebeam.core.facts import Table
-from tiebeam.core.groups import Group, GroupPlan, Parameter, plan_groups
+from tiebeam.core.groups import Group, GroupPlan, Parameter, owners_of, plan_groups
 from tiebeam.core.optimizers import Quantity, Rule, rule
 from tiebeam.core.report import Report
 from tiebeam.errors import InputError, RangeError
@@ -212,18 +212,36 @@ def split_for_muon(
 def _planned(model: nn.Module, report: Report, **asked: Any) -> tuple[GroupPlan, dict[str, nn.Parameter]]:
     parameters, held = inventory(model)
     prefix = _prefix(model, report)
-    # A table that is a buffer is no optimizer's business: it is like a frozen one.
-    elsewhere = {n for n, _, is_parameter in named_tensors(model) if not is_parameter}
-    tables = [_renamed(t, prefix) for t in report.tables]
     said = asked.pop("ratios", None)
     plan = plan_groups(
         parameters,
-        [t for t in tables if not elsewhere.issuperset(t.names)],
+        _named(report, model, prefix),
         ratios=None if said is None else {_path(prefix, n): c for n, c in said.items()},
         **asked,
     )
     check_disjoint((n, held[n]) for g in plan.groups for n in g.names)
     return plan, held
+
+
+def tables_of(
+    parameters: Iterable[Parameter], report: Report, model: nn.Module
+) -> tuple[tuple[Table, ...], dict[str, tuple[str, ...]]]:
+    """The report's tables by the model's paths, and the trainable parameters that each one is.
+
+    Raises:
+        InputError: One is not the model's.
+    """
+    parameters = list(parameters)
+    tables = _named(report, model, _prefix(model, report))
+    found = {t.name: tuple(p.names[0] for p in owners_of(t, parameters) if p.trainable) for t in tables}
+    return tables, {name: owners for name, owners in found.items() if owners}
+
+
+def _named(report: Report, model: nn.Module, prefix: str) -> tuple[Table, ...]:
+    # A table that is a buffer is no optimizer's business: it is like a frozen one.
+    elsewhere = {n for n, _, is_parameter in named_tensors(model) if not is_parameter}
+    tables = (_renamed(t, prefix) for t in report.tables)
+    return tuple(t for t in tables if not elsewhere.issuperset(t.names))
 
 
 def _prefix(model: nn.Module, report: Report) -> str:
@@ -311,12 +329,12 @@ def overlapping(parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str,
         local = getattr(p, "_local_tensor", p)  # of a sharded tensor, what lies here
         if type(local) not in (Tensor, nn.Parameter) or local.layout is not torch.strided or not local.numel():
             continue  # a subclass keeps its numbers in tensors of its own
-        reach = sum((n - 1) * s for n, s in zip(local.shape, local.stride(), strict=True)) + 1
+        reach: int = sum((n - 1) * s for n, s in zip(local.shape, local.stride(), strict=True)) + 1
         if reach != local.numel():
             continue  # columns of a wider matrix: others may lie between them
         storage = local.untyped_storage()
         keep.append(storage)
-        first = local.storage_offset() * local.element_size()
+        first = int(local.storage_offset() * local.element_size())
         spans.setdefault(storage._cdata, []).append((first, first + reach * local.element_size(), name))
     for several in spans.values():
         several.sort()
