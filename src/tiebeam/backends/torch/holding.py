@@ -23,7 +23,7 @@ def facts_of(
         InputError: An optimizer has no groups, a scheduler is of none of them, or the report is of another model.
     """
     several = isinstance(optimizer, Sequence)
-    optimizers = [_inner(o, "param_groups") for o in (optimizer if several else [optimizer])]
+    optimizers = [_inner(o) for o in (optimizer if several else [optimizer])]
     parameters, held = inventory(model)
     owner = {id(held[p.names[0]]): p.names[0] for p in parameters}
     groups: list[HeldGroup] = []
@@ -51,17 +51,17 @@ def facts_of(
     return facts, notes
 
 
-def _inner(wrapped: Any, attribute: str) -> Any:
-    """The optimizer inside wrappers that speed up or shard its step."""
+def _inner(wrapped: Any) -> Any:
+    """The optimizer inside wrappers that scale, accelerate or shard its step."""
     inner = wrapped
-    while not isinstance(getattr(inner, attribute, None), list):
-        inner = getattr(inner, "optimizer", None)
-        if inner is None:
-            raise InputError(
-                f"a {type(wrapped).__name__} is no optimizer",
-                got="no param_groups",
-                expected="a torch.optim.Optimizer, or a list of them",
-            )
+    while hasattr(inner, "optimizer"):
+        inner = inner.optimizer
+    if not isinstance(getattr(inner, "param_groups", None), list):
+        raise InputError(
+            f"a {type(wrapped).__name__} is no optimizer",
+            got="no param_groups",
+            expected="a torch.optim.Optimizer, or a list of them",
+        )
     return inner
 
 
@@ -106,7 +106,7 @@ def _schedules(
             if not hasattr(one, "scheduler"):
                 raise InputError(f"a {type(one).__name__} is no scheduler of PyTorch", got="no optimizer in it")
             one = one.scheduler
-        target = _inner(one.optimizer, "param_groups")
+        target = _inner(one.optimizer)
         place = next((i for i, o in enumerate(optimizers) if o is target), None)
         if place is None:
             raise InputError(
