@@ -146,6 +146,8 @@ def rule(name: str) -> Rule:
 _PREFIXES = ("paged", "fused", "foreach", "distributed", "deepspeedcpu", "cpu", "_", "wrapped")
 _SUFFIXES = ("optimizer", "8bit", "4bit", "32bit", "fp8", "bnb", "gpu", "legacy")
 _ALIASES = {
+    "nadamw": "adamw",
+    "adamaxw": "adamw",
     "sparseadam": "adam",
     "adamwscale": "adamw",
     "sgdw": "sgd",

@@ -1,0 +1,3 @@
+"""What JAX models are trained with."""
+
+from tiebeam.backends.jax.optim import optimizer as optimizer
