@@ -67,7 +67,7 @@ def train(scheme: str, tx: optax.GradientTransformation, steps: int = 5, **more:
         logits = model(params, ids)[:, :-1]
         return optax.softmax_cross_entropy_with_integer_labels(logits, ids[:, 1:]).mean()
 
-    @jax.jit
+    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiling is what takes time
     def step(params: Any, state: Any, ids: jax.Array) -> Any:
         value, grads = jax.value_and_grad(loss)(params, ids)
         updates, state = tx.update(grads, state, params)
