@@ -28,12 +28,10 @@ def inspect_optimizer(
     the schedule is run on a stand-in. Optimizer, schedule and model stay as they are.
 
     Args:
-        optimizer: A `torch.optim.Optimizer`, or a list of those that share the model. Of JAX models the optax
-            transformation, which is tried out on tiny arrays of the params' structure.
+        optimizer: A `torch.optim.Optimizer`, or a list of those that share the model; wrappers are opened.
         model: What `report` is of.
         report: Of `tiebeam.inspect`.
-        scheduler: Of that optimizer, or a list; followed to its end where it says one. PyTorch alone: in optax a
-            schedule is a part of the transformation.
+        scheduler: Of that optimizer, or a list; followed to its end where it says one.
         params: As for `inspect`.
         family: What the optimizer counts as where its class does not say; see `tiebeam.torch.param_groups`.
 

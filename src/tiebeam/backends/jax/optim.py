@@ -21,7 +21,7 @@ Rate = Any  # a number, an array of one, or a schedule
 Factory = Callable[..., optax.GradientTransformation]
 
 DECAYS = ("weight_decay", "weight_decay_rate")
-"""What optax's optimizers call their weight decay."""
+"""What optax's optimizers call their weight decay; the second is no multiple of the rate, so it has no unit."""
 
 UNDER_THE_ROOT = {"adagrad": True, "rmsprop": "eps_in_sqrt"}
 """Where optax adds eps to the squared gradient, or which of the factory's arguments says so."""
@@ -191,7 +191,7 @@ def _made(
     decay_name = next((n for n in DECAYS if n in taken), DECAYS[0] if open_ended else None)
     decay = own.get(decay_name) if weight_decay is None and decay_name else weight_decay
     if decay_name and decay is not None:
-        given[decay_name] = times(decay, group.decay)
+        given[decay_name] = times(decay, group.decay if decay_name == DECAYS[0] else float(group.decay != 0))
     elif weight_decay is not None and not (np.isscalar(weight_decay) and weight_decay == 0):
         raise RangeError(
             f"the factory takes no weight decay, but weight_decay={weight_decay!r} is given",
