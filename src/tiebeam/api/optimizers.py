@@ -28,11 +28,13 @@ def inspect_optimizer(
     the schedule is run on a stand-in. Optimizer, schedule and model stay as they are.
 
     Args:
-        optimizer: A `torch.optim.Optimizer`, or a list of those that share the model; wrappers are opened.
+        optimizer: A `torch.optim.Optimizer`, or a list of those that share the model; wrappers are opened. Of JAX
+            models the optax transformation, which is tried out on tiny arrays: closures cannot be read.
         model: What `report` is of.
         report: Of `tiebeam.inspect`.
-        scheduler: Of that optimizer, or a list; followed to its end where it says one.
-        params: As for `inspect`.
+        scheduler: Of that optimizer, or a list; followed to its end where it says one. In optax a schedule is a part of
+            the transformation.
+        params: The tree that the transformation trains, where the model does not hold it.
         family: What the optimizer counts as where its class does not say; see `tiebeam.torch.param_groups`.
 
     Returns:
@@ -60,7 +62,7 @@ def inspect_optimizer(
         raise BackendError(
             f"optimizers of {backend.framework} cannot be inspected yet",
             got=f"a {type(optimizer).__name__}",
-            expected="an optimizer of a PyTorch model",
+            expected="an optimizer of a PyTorch or JAX model",
         )
     counts_as = None if family is None else rule(family).name
     more = {} if params is None else {"params": params}

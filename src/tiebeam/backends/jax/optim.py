@@ -91,7 +91,7 @@ def optimizer(
     parameters = [_parameter(n, a) for n, a in zip(named.names, named.arrays, strict=True)]
     plan = plan_groups(
         parameters,
-        _fitting(report.tables, named.names),
+        fitting(report.tables, named.names),
         optimizer=law.name,
         base_width=base_width,
         base_readout_factor=base_readout_factor,
@@ -152,7 +152,7 @@ def _parameter(name: str, array: Any) -> Parameter:
     return Parameter((name,), sum(n != 1 for n in array.shape), trainable=floating)
 
 
-def _fitting(tables: tuple[Table, ...], names: list[str]) -> list[Table]:
+def fitting(tables: tuple[Table, ...], names: list[str]) -> list[Table]:
     """Tables by the paths of this tree: linen's collection may stand before them, or not."""
     here = set(names)
 

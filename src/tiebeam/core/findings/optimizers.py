@@ -47,6 +47,7 @@ class Schedule:
         first: Index of the first of these groups.
         proportional: For each of these groups, whether twice the rate gives twice the schedule.
         whole: Whether it was followed to its end.
+        counts: The steps that the rows of `rates` stand for; None: every one from now on.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class Schedule:
     first: int
     proportional: Sequence[bool]
     whole: bool
+    counts: Sequence[int] | None = None
 
 
 class OptimizerFixes(Protocol):
@@ -131,7 +133,7 @@ def _table(facts: OptimizerFacts, table: Table, owner: str) -> Iterator[Finding]
                 "table-not-stepped", "error", owner,
                 f"the table {owner!r} is trainable and in no group of the optimizer: it stays as it is",
                 fix=facts.fixes.rebuild(),
-                hint="build the optimizer on tiebeam.torch.param_groups(model, report, lr=...)",
+                hint="make it with tiebeam.torch.param_groups or tiebeam.jax.optimizer, then its scheduler",
             )  # fmt: skip
         return
     if len(homes) > 1:
@@ -170,7 +172,7 @@ def _under_muon(facts: OptimizerFacts, table: Table, owner: str, group: HeldGrou
         "table-under-muon", "warning", owner,
         f"the table {owner!r} is stepped by {group.family}: its rows are met one at a time, and an update made of "
         "whole matrices moves them all alike, rare or frequent",
-        fix=fix, hint="split the model with tiebeam.torch.split_for_muon(model, report, lr=..., muon_lr=...)",
+        fix=fix, hint="split the model with tiebeam.torch.split_for_muon, or pass beside= to tiebeam.jax.optimizer",
     )  # fmt: skip
 
 
@@ -210,7 +212,7 @@ def _rate(facts: OptimizerFacts, table: Table, owner: str, home: int, c: float) 
             f"the table {owner!r} is trained at {have:.4g} times the rate of the rest; for its scale, c = {c:.4g}, "
             f"{law.name} wants {want:.4g} times",
             fix=facts.fixes.regroup(owner, home, **settings),
-            hint="build the optimizer on tiebeam.torch.param_groups(model, report, lr=...), then its scheduler",
+            hint="make it with tiebeam.torch.param_groups or tiebeam.jax.optimizer, then its scheduler",
         )  # fmt: skip
         return
     off = [f"{k} {have:g} where {settings[k]:g} follows" for k, have in _unscaled(group, settings)]
@@ -271,7 +273,8 @@ def _bent(facts: OptimizerFacts, home: int, base: int, want: float) -> tuple[Sch
         worst = int(off.argmax())
         keeps = s.proportional[i] and s.proportional[j]
         if off[worst] > FAR and (off[0] <= FAR or not keeps):
-            return s, float(ratios[worst]), int(steps[worst])
+            step = int(steps[worst])
+            return s, float(ratios[worst]), step if s.counts is None else s.counts[step]
     return None
 
 
