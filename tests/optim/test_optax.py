@@ -1,7 +1,9 @@
 """The optax transformation: two parametrisations of one function train identically, and leaves are told by path."""
 
+import json
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -429,3 +431,15 @@ def test_what_is_no_transformation_is_refused() -> None:
         seen(optax.adamw(1e-3), scheduler=optax.constant_schedule(1.0))
     with pytest.raises(tiebeam.InputError, match="does not take these params"):
         seen(optax.multi_transform({"a": optax.sgd(1.0)}, {"other": "a"}))
+
+
+def test_a_rule_by_name_that_froze_both_roles_is_found(shared: Path) -> None:
+    rows = map(json.loads, (shared / "cases" / "cases.jsonl").read_text().splitlines())
+    [row] = [r for r in rows if r["id"] == "fx-optax-label-misses-head"]
+    names: dict[str, Any] = {"__name__": row["id"]}
+    exec(compile(row["input"], row["id"], "exec"), names)
+    report = tiebeam.inspect(names["model"], names["ids"], params=names["params"])
+    found = tiebeam.inspect_optimizer(names["tx"], names["model"], report, params=names["params"]).findings
+    assert [f.code for f in found] == ["table-not-stepped"]
+    tx = optimizer(optax.adamw, report, names["params"], lr=1e-3)
+    assert not tiebeam.inspect_optimizer(tx, names["model"], report, params=names["params"]).findings
