@@ -14,5 +14,6 @@ HOMES = {
     ),
     "equinox": ("tiebeam/blocks/equinox.py", "tiebeam/equinox/*"),
     "keras": ("tiebeam/blocks/keras.py", "tiebeam/keras/*"),
+    "optax": ("tiebeam/backends/jax/optim.py", "tiebeam/backends/jax/holding.py", "tiebeam/jax/*"),
 }
 collect_ignore_glob = [home for name, homes in HOMES.items() if not importlib.util.find_spec(name) for home in homes]

@@ -57,7 +57,7 @@ _HOMES = {
     "tiebeam.core.report": ("Finding", "Report"),
 }
 # One module for each framework that someone builds in; they import it.
-_FRAMEWORKS = ("equinox", "keras", "linen", "nnx", "torch")
+_FRAMEWORKS = ("equinox", "jax", "keras", "linen", "nnx", "torch")
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 

@@ -1,3 +1,5 @@
-"""What JAX models are trained with."""
+"""For those who train JAX models. Importing this imports JAX and optax."""
 
-from tiebeam.backends.jax.optim import optimizer as optimizer
+from tiebeam.backends.jax.optim import optimizer
+
+__all__ = ["optimizer"]
