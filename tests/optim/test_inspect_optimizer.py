@@ -352,3 +352,10 @@ def test_a_report_of_another_model_is_refused() -> None:
     world.report = tiebeam.inspect(gpt("D"), ids())
     with pytest.raises(tiebeam.InputError, match=r"no parameter of this model|Hint"):
         tiebeam.inspect_optimizer(optim.SGD(nn.Linear(3, 3).parameters()), nn.Linear(3, 3), world.report)
+
+
+def test_a_framework_whose_optimizers_cannot_be_read_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(grouped)
+    monkeypatch.setattr("tiebeam.api.optimizers.find_spec", lambda name: None)
+    with pytest.raises(tiebeam.BackendError, match="optimizers of torch cannot be inspected yet"):
+        world.seen()
