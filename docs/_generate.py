@@ -117,6 +117,39 @@ def findings_page(page: str) -> str:
     return f"{above}{mark}\n\n{findings_table(CATALOG, advice_in(SOURCE))}\n"
 
 
+RULES_MARK = "<!-- rules: written by the tests, pytest tests/docs --update-pages -->"
+RULES_END = "<!-- end of the rules -->"
+
+
+def rules_table() -> str:
+    """Return what each optimizer's settings are multiplied by for a table, as Markdown."""
+    from tiebeam.core.optimizers import POWERS, RULES
+
+    lines = ["| optimizer | rate | weight decay | it is | other settings | because |", "|---|---|---|---|---|---|"]
+    for rule in RULES.values():
+        others = ", ".join(f"`{name}` {_power(POWERS[q])}" for name, q in rule.settings.items()) or "none"
+        cells = (f"`{rule.name}`", _power(rule.rate), _power(rule.decay), rule.decay_is, others, rule.why)
+        lines.append(f"| {' | '.join(map(_cell, cells))} |")
+    return "\n".join(lines)
+
+
+def _power(n: int) -> str:
+    return {0: "1", 1: "c"}.get(n, f"c^{n}" if n > 0 else f"1/c{f'^{-n}' if n < -1 else ''}")
+
+
+def training_page(page: str) -> str:
+    """Return the page on training with its table of rules as the code has it now.
+
+    Raises:
+        ValueError: The page lacks a mark.
+    """
+    above, mark, rest = page.partition(RULES_MARK)
+    _, end, below = rest.partition(RULES_END)
+    if not (mark and end):
+        raise ValueError(f"the page lacks the marks {RULES_MARK!r} and {RULES_END!r}")
+    return f"{above}{mark}\n\n{rules_table()}\n\n{end}{below}"
+
+
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 

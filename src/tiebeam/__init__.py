@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tiebeam import reports as reports
 
 if TYPE_CHECKING:
-    from tiebeam.api import initialize, initialize_params, inspect
+    from tiebeam.api import initialize, initialize_params, inspect, inspect_optimizer
     from tiebeam.core.facts import Lookup, Readout, Table
     from tiebeam.core.report import Finding, Report
     from tiebeam.errors import (
@@ -48,15 +48,16 @@ __all__ = [
     "initialize",
     "initialize_params",
     "inspect",
+    "inspect_optimizer",
 ]
 
 _HOMES = {
-    "tiebeam.api": ("initialize", "initialize_params", "inspect"),
+    "tiebeam.api": ("initialize", "initialize_params", "inspect", "inspect_optimizer"),
     "tiebeam.core.facts": ("Lookup", "Readout", "Table"),
     "tiebeam.core.report": ("Finding", "Report"),
 }
 # One module for each framework that someone builds in; they import it.
-_FRAMEWORKS = ("equinox", "keras", "linen", "nnx", "torch")
+_FRAMEWORKS = ("equinox", "jax", "keras", "linen", "nnx", "torch")
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 

@@ -9,6 +9,8 @@ import pytest
 from tests.core import findings_examples
 from tests.core.test_declared_findings import FIRES as DECLARED
 from tests.core.test_declared_findings import found
+from tests.optim.examples import FIRES as OPTIMIZERS
+from tests.optim.examples import SILENT as OPTIMIZERS_SILENT
 
 import tiebeam
 from tiebeam.core.findings import CATALOG, CODES
@@ -76,12 +78,14 @@ def test_the_catalogue_names_the_highest_severity(sources):
 
 
 def test_every_code_of_the_catalogue_fires_in_a_test():
-    assert set(findings_examples.FIRES) | set(DECLARED) | set(ELSEWHERE) == CODES
+    assert set(findings_examples.FIRES) | set(DECLARED) | set(OPTIMIZERS) | set(ELSEWHERE) == CODES
 
 
 def test_rules_of_core_and_of_declarations_all_fire_here_and_are_kept_silent_here(sources):
-    core = {c for path, codes in sources.items() if path.startswith("core/") for c, _ in codes}
+    optimizers = {c for c, _ in sources["core/findings/optimizers.py"]}
+    core = {c for path, codes in sources.items() if path.startswith("core/") for c, _ in codes} - optimizers
     assert set(findings_examples.FIRES) == set(findings_examples.SILENT) == core
+    assert set(OPTIMIZERS) == set(OPTIMIZERS_SILENT) == optimizers
     assert set(DECLARED) == {c for c, _ in sources["checkpoints/declared_findings.py"]}
 
 

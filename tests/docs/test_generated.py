@@ -39,6 +39,22 @@ def test_the_page_on_findings_is_as_the_code_has_it(generate: ModuleType, pytest
     assert page.read_text("utf-8") == right, "if the code is right: pytest tests/docs --update-pages"
 
 
+def test_the_rules_on_the_page_on_training_are_as_the_code_has_them(
+    generate: ModuleType, pytestconfig: pytest.Config
+) -> None:
+    from tiebeam.core.optimizers import RULES
+
+    page = DOCS / "training.md"
+    right = generate.training_page(page.read_text("utf-8"))
+    assert re.findall(r"^\| `([a-z-]+)` \|", right, re.MULTILINE) == list(RULES)
+    if pytestconfig.getoption("--update-pages"):
+        page.write_text(right, encoding="utf-8")
+        return
+    assert page.read_text("utf-8") == right, "if the code is right: pytest tests/docs --update-pages"
+    with pytest.raises(ValueError, match="lacks the marks"):
+        generate.training_page("# Training")
+
+
 def test_every_kind_of_finding_stands_once_on_the_page_the_most_severe_first() -> None:
     from tiebeam.core.findings import CATALOG
 

@@ -52,6 +52,11 @@ def test_a_module_for_one_framework_loads_that_one_alone(name: str) -> None:
     assert_loads_none_of(others, f"import tiebeam.{name}; tiebeam.{name}.TiedEmbedding")
 
 
+def test_the_module_that_jax_models_are_trained_with_loads_no_other_framework() -> None:
+    others = tuple(framework for framework in FRAMEWORKS if framework != "jax")
+    assert_loads_none_of(others, "import tiebeam; tiebeam.jax.optimizer")
+
+
 def test_a_module_for_a_framework_is_there_without_an_import_of_its_own() -> None:
     assert_loads_none_of(("jax", "keras"), "import tiebeam; tiebeam.torch.TiedEmbedding(4, 2)")
     assert_loads_none_of(FRAMEWORKS, "import tiebeam; assert {'torch', 'linen', 'keras'} <= set(dir(tiebeam))")
