@@ -5,8 +5,8 @@ from typing import Any
 
 import keras
 
-from tiebeam.backends.jax.scopes import scopes
 from tiebeam.backends.jax.model import JaxModel
+from tiebeam.backends.jax.scopes import scopes
 from tiebeam.backends.jax.trace import Trace
 from tiebeam.backends.jax.tree import Slot
 from tiebeam.backends.keras.common import KerasModel
