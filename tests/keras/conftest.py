@@ -1,4 +1,4 @@
-"""Keras runs on one framework in a process, so these tests run where KERAS_BACKEND says which, and are left out elsewhere.
+"""Keras runs on one framework in a process: these tests run where KERAS_BACKEND says which, else they are left out.
 
 Each framework has a run of its own: `make keras`, or `KERAS_BACKEND=jax pytest tests/keras`.
 """

@@ -24,8 +24,8 @@ def inspect(model: Any, inputs: Any = None, *, params: Any = None) -> Report:
         model: A PyTorch `nn.Module`, on real, fake or meta tensors, wrapped or not; a Flax linen, Flax nnx or
             Equinox module; a Keras model or layer that is built; or a function `fn(params, *inputs)` of JAX arrays.
         inputs: What the model takes. A tuple is positional, a dict is keyword arguments, a single tensor
-            or array is one argument; of a Keras model a dict is its one positional argument. Omitted: token ids
-            `(1, 8)` are made from the model's config or the signature of its `forward`, a Keras model's from its inputs.
+            or array is one argument; a Keras model takes a dict as its one positional argument. Omitted: token
+            ids `(1, 8)` are made from the model's config or its signature (of `forward`, or a Keras model's inputs).
         params: What a linen module or a function is applied to: a pytree of arrays, or of shapes as
             `jax.eval_shape` gives them. Models that hold their own parameters take none.
 
