@@ -64,6 +64,16 @@ def test_an_order_of_writes_is_kept() -> None:
     assert model.by.numpy() == 4.0
 
 
+def test_a_generator_of_tensorflow_is_as_it_was() -> None:
+    def look(m: Any, ids: Any) -> Any:
+        return tf.gather(m.table, ids) + m.drawn.normal((WIDTH,))
+
+    model = built(look=look, hold=holding("drawn", lambda: tf.random.Generator.from_seed(3)))
+    before = model.drawn.state.numpy().copy()
+    assert table_of(seen(model)).tied
+    assert np.array_equal(model.drawn.state.numpy(), before)
+
+
 def everything(model: Any) -> list[Any]:
     return [v.numpy().copy() for v in model.variables]
 

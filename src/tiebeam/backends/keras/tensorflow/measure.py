@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tiebeam.backends.keras.tensorflow.flatten import BODIES
 from tiebeam.backends.keras.tensorflow.program import Program
 from tiebeam.core.contract import contracted
 from tiebeam.core.norms import normalized_upstream, stream_before
@@ -177,19 +178,24 @@ def _as_written() -> Iterator[None]:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
 
 
-ASSIGNS = ("Assign", "ResourceScatter", "ResourceStridedSliceAssign")
+#: Take a variable's handle and leave the variable as it is; what else takes one may write.
+READS = frozenset(
+    ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp", *BODIES)
+)
 
 
 @contextmanager
 def _put_back(program: Program) -> Iterator[None]:
-    """Give variables that the program writes itself what they held before."""
+    """Give variables that the program writes itself what they held before: counters, caches, states of generators."""
+    inside = {inner.name: outer for outer, inner in program.graph.captures if inner.dtype == tf.resource}
     written = {
-        operation.inputs[0].name
+        t.name
         for operation in program.graph.get_operations()
-        if operation.type.startswith(ASSIGNS) and operation.inputs
+        if operation.type not in READS
+        for t in operation.inputs
+        if t.name in inside
     }
-    inside = {inner.name: id(outer) for outer, inner in program.graph.captures}
-    variables = [v for name in written if (v := program.variables.get(inside.get(name, 0))) is not None]
+    variables = [v for name in written if (v := program.variables.get(id(inside[name]))) is not None]
     kept = [(v, tf.identity(v.read_value())) for v in variables]
     try:
         yield
