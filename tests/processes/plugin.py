@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Run here what needs one process, else start one for each framework."""
     option = config.option
-    if option.help or option.version or option.markers or option.showfixtures or option.cacheshow:
+    if option.help or option.version or option.markers or option.showfixtures or getattr(option, "cacheshow", None):
         return None
     asked = [(arg, _files(config, arg)) for arg in config.args]
     if option.process:
