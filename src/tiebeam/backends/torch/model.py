@@ -94,7 +94,7 @@ class TorchModel:
         seed: int | None = None,
         measure: bool = True,
     ) -> Trace:
-        return trace(self.model, args, kwargs, logits=logits, seed=seed)
+        return trace(self.model, args, kwargs, logits=logits, seed=seed, other=not measure)
 
     def shorter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         with torch.inference_mode(False):

@@ -2,10 +2,12 @@
 
 A meta tensor has no elements, yet masks, positions, shapes and constants made in `forward` do not
 depend on any weight. Their elements are computed on the CPU beside the pass, so that `.item()`, `nonzero`
-and the like are answered as a real pass would. Where an answer would need activations it is made up
-(zeros), and the tensor is remembered as invented.
+and the like are answered as a real pass would. Where an answer would need activations or weights it is made up,
+and the tensor, like all that is computed from it, is remembered as invented: a made-up number is never taken for one
+that the model has.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -45,9 +47,15 @@ def map_tensors(args: Any, f: Callable[[torch.Tensor], Any]) -> Any:
 
 
 class Shadows:
-    """CPU companions of small meta values, by value id."""
+    """CPU companions of small meta values, by value id.
 
-    def __init__(self) -> None:
+    Args:
+        fill: Of floats that are made up. NaN marks what is computed from it, also where it leaves the tensors;
+            integers have none, and are zero.
+    """
+
+    def __init__(self, fill: float = math.nan) -> None:
+        self.fill = fill
         self.of: dict[int, torch.Tensor] = {}
         self.invented: set[int] = set()
         self.unknown: set[int] = set()  # meta values known to have no companion
@@ -59,7 +67,8 @@ class Shadows:
         if value not in self.of:
             if t.numel() > LIMIT:
                 raise NotImplementedError(f"{t.numel()} elements of unknown value")
-            self.of[value] = torch.zeros(t.shape, dtype=t.dtype, device="cpu")
+            made_up = self.fill if t.is_floating_point() or t.is_complex() else 0
+            self.of[value] = torch.full(t.shape, made_up, dtype=t.dtype, device="cpu")
             self.invented.add(value)
             self.unknown.discard(value)
         return self.of[value].as_strided(t.shape, self.of[value].stride()) if t.dim() else self.of[value]

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from tiebeam.backends.torch.containers import rebuilt, tensors_of
 from tiebeam.backends.torch.shadow import valueless
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -14,10 +15,11 @@ def shorter_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[
     """Crops of every sequence axis, with token ids replaced by others that occur.
 
     Sequence lengths are the last axes of integer tensors (else the second axis of the first tensor that has
-    one); every axis of such a size in any tensor is cropped. The first try changes the batch as well; the last
+    one); every axis of such a size in any tensor is cropped, in containers too. Floats within an object of a class
+    of its own are a state (a cache of earlier tokens), and stay. The first try changes the batch as well; the last
     changes values alone, for models that take one length.
     """
-    tensors = [t for t in [*args, *kwargs.values()] if isinstance(t, torch.Tensor)]
+    tensors = list(tensors_of((args, dict(kwargs))))
     lengths = {int(t.shape[-1]) for t in tensors if not t.is_floating_point() and t.ndim}
     if not lengths:
         lengths = {int(t.shape[1]) for t in tensors if t.ndim > 1}
@@ -29,8 +31,8 @@ def shorter_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[
     def cropped(cut: float) -> dict[int, int]:
         return {n: n if not cut else max(1, n - int(cut) if cut >= 1 else int(n * cut)) for n in lengths}
 
-    def changed(t: Any, shorter: Mapping[int, int], rows: int) -> Any:
-        if not isinstance(t, torch.Tensor):
+    def changed(t: torch.Tensor, data: bool, shorter: Mapping[int, int], rows: int) -> torch.Tensor:
+        if t.is_floating_point() and not data:
             return t
         t = _other_values(t)
         for axis, size in enumerate(t.shape):
@@ -42,11 +44,14 @@ def shorter_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[
 
     def all_changed(cut: float, rows: int) -> Arguments:
         shorter = cropped(cut)
-        return tuple(changed(a, shorter, rows) for a in args), {k: changed(v, shorter, rows) for k, v in kwargs.items()}
+        other: Arguments = rebuilt((args, dict(kwargs)), lambda t, data: changed(t, data, shorter, rows))
+        return other
 
     other = batch - 1 if batch > 1 else 2
     tries = [all_changed(1, other)] if batch else []
-    return [*tries, *(all_changed(cut, batch) for cut in (1, 2, 0.75, 0.5)), all_changed(0, batch)]
+    tries += [all_changed(cut, batch) for cut in (1, 2, 0.75, 0.5)]
+    shapes = [t.shape for t in tensors]  # what could not be built anew is as long as it was, and confirms nothing
+    return [*(a for a in tries if [t.shape for t in tensors_of(a)] != shapes), all_changed(0, batch)]
 
 
 def _other_values(t: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,11 @@
 """One forward pass of a PyTorch model as core's graph."""
 
-import dataclasses
 import gc
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import GeneratorType
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tiebeam.backends.protocol import RefusedError
+from tiebeam.backends.torch.containers import rebuilt, tensors_of
 from tiebeam.backends.torch.keep import Keeper
 from tiebeam.backends.torch.ledger import Ledger
 from tiebeam.backends.torch.lower import lower
@@ -20,7 +22,7 @@ from tiebeam.backends.torch.meta import MetaRecorder
 from tiebeam.backends.torch.names import Names
 from tiebeam.backends.torch.record import Recorder
 from tiebeam.backends.torch.session import NothingKeptError, module_paths, neutral, reshard, unwrapped
-from tiebeam.backends.torch.shadow import map_tensors, valueless
+from tiebeam.backends.torch.shadow import valueless
 from tiebeam.errors import TiebeamError
 from tiebeam.ir import Graph, Origin
 
@@ -39,33 +41,32 @@ class Trace:
     items: bool
 
 
-def tensors_of(tree: Any, depth: int = 8) -> Iterator[torch.Tensor]:
-    """Tensors in nested tuples, lists, mappings, dataclasses and plain objects."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif depth == 0:
-        return
-    elif isinstance(tree, Mapping):
-        for v in tree.values():
-            yield from tensors_of(v, depth - 1)
-    elif isinstance(tree, (list, tuple)):
-        for v in tree:
-            yield from tensors_of(v, depth - 1)
-    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        for f in dataclasses.fields(tree):
-            yield from tensors_of(getattr(tree, f.name), depth - 1)
-    elif hasattr(tree, "__dict__") and not callable(tree):
-        yield from tensors_of(vars(tree), depth - 1)
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How a pass is run: as `trace` says; `drop` keeps nothing for a backward pass; `fill` is what meta floats give."""
+
+    logits: bool
+    seed: int | None
+    other: bool
+    drop: bool = True
+    fill: float = math.nan
 
 
 def trace(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool = False, seed: int | None = None
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    logits: bool = False,
+    seed: int | None = None,
+    other: bool = False,
 ) -> Trace:
     """Run `model(*args, **kwargs)` once and write down what it does.
 
     Args:
         logits: Also measure the std of the logits (one more pass over them).
         seed: Of the random generators during the pass; None takes them as they stand.
+        other: The pass confirms another: what is made up on meta is made up differently.
 
     Returns:
         The trace. Parameters, buffers, generators, modes and hooks are as before.
@@ -74,28 +75,45 @@ def trace(
         TraceError: On meta, an operation needs activations to go on.
         Exception: Whatever the model itself raises.
     """
-    try:
-        return _trace(model, args, kwargs, logits=logits, seed=seed, drop=True)
-    except RefusedError as refused:
-        if not isinstance(refused.__cause__, NothingKeptError):
-            raise
-    return _trace(model, args, kwargs, logits=logits, seed=seed, drop=False)  # its forward asks for gradients
+    how = _How(logits, seed, other)
+    while True:
+        try:
+            return _trace(model, args, kwargs, how)
+        except RefusedError as refused:
+            again = _otherwise(how, refused)
+            if again is None:
+                raise
+            how = again
 
 
-def _trace(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, logits: bool, seed: int | None, drop: bool
-) -> Trace:
+class _NoNaNError(RefusedError):
+    """The model refused numbers that tiebeam made up."""
+
+
+def _otherwise(how: _How, refused: RefusedError) -> _How | None:
+    """How a pass may go that failed for what tiebeam does differently from a plain call; None: as it would plainly."""
+    if how.drop and isinstance(refused.__cause__, NothingKeptError):
+        return replace(how, drop=False)  # its forward asks for gradients
+    if math.isnan(how.fill) and isinstance(refused, _NoNaNError):
+        return replace(how, fill=0.0)
+    return None
+
+
+def _trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], how: _How) -> Trace:
     reshard(model)
     names = Names(model)
     ledger = Ledger(names)
-    measures = Measures(ledger.drafts, logits=logits)
+    measures = Measures(ledger.drafts, logits=how.logits)
     fake = next((t.fake_mode for t in names.held.values() if isinstance(t, FakeTensor)), None)
-    if fake is not None:
-        args, kwargs = _faked(fake, args), _faked(fake, dict(kwargs))
+    args, kwargs = rebuilt((args, dict(kwargs)), lambda t, _: t if fake is None else _faked(fake, t))
     given = list(tensors_of((args, dict(kwargs))))
     meta = any(valueless(t) for t in [*given, *names.held.values()])
     keeper = Keeper(model, ledger, given)
-    recorder = MetaRecorder(ledger, measures, keeper, fake=fake) if meta else Recorder(ledger, measures, keeper)
+    recorder: Recorder
+    if meta:
+        recorder = MetaRecorder(ledger, measures, keeper, fake=fake, fill=how.fill, other=how.other)
+    else:
+        recorder = Recorder(ledger, measures, keeper)
     recorder.autograd = not any(isinstance(m, torch.jit.ScriptModule) for m in model.modules())
     inputs = []
     for t in given:
@@ -105,17 +123,21 @@ def _trace(
     try:
         with (
             fake or nullcontext(),
-            neutral(model, seed, drop=drop),
+            neutral(model, how.seed, drop=how.drop),
             module_paths(model, recorder.modules),
             _no_collection(),
             recorder,
         ):
             result = _run(model, args, kwargs)
+    except RefusedError as refused:
+        if recorder.answers:
+            raise _NoNaNError from refused.__cause__
+        raise
     finally:
         reshard(model)
         keeper.restore()
     with _no_collection():
-        return _finish(names, ledger, recorder, measures, inputs, given, list(tensors_of(result)))
+        return _finish(names, ledger, recorder, measures, inputs, given, list(tensors_of(result, modules=True)))
 
 
 @contextmanager
@@ -155,9 +177,16 @@ def _finish(
         logit_std=measures.logit_std,
         repeats=measures.repeats,
         meta=any(valueless(t) for t in [*given, *ledger.tensors.values()]),
-        notes=tuple(f"{op} was answered without activations" for op in dict.fromkeys(recorder.answers)),
+        notes=tuple(f"{op} was answered without values" for op in dict.fromkeys(recorder.answers)),
     )
-    return Trace(graph, _tensors(names, ledger), recorder.items)
+    return Trace(_without_made_up(graph) if recorder.answers else graph, _tensors(names, ledger), recorder.items)
+
+
+def _without_made_up(graph: Graph) -> Graph:
+    """NaN is what meta tensors answer where nobody knows: a number that it went into is lost."""
+    values = [v._replace(number=None, lost=True) if v.number is not None and math.isnan(v.number) else v
+              for v in graph.values]  # fmt: skip
+    return replace(graph, values=tuple(values))
 
 
 def _tensors(names: Names, ledger: Ledger) -> dict[int, torch.Tensor]:
@@ -171,14 +200,15 @@ def _tensors(names: Names, ledger: Ledger) -> dict[int, torch.Tensor]:
     return tensors
 
 
-def _faked(mode: FakeTensorMode, tree: Any) -> Any:
-    """Inputs as fake tensors of the model's own mode: it takes no others."""
-    return map_tensors(tree, lambda t: t if isinstance(t, FakeTensor) else mode.from_tensor(t))
+def _faked(mode: FakeTensorMode, t: torch.Tensor) -> torch.Tensor:
+    """An input as a fake tensor of the model's own mode: it takes no others."""
+    return t if isinstance(t, FakeTensor) else mode.from_tensor(t)
 
 
 def _run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     try:
-        return unwrapped(model)(*args, **kwargs)
+        result = unwrapped(model)(*args, **kwargs)
+        return list(result) if isinstance(result, GeneratorType) else result  # its forward runs as it is asked
     except TiebeamError:
         raise
     except Exception as error:
