@@ -1,12 +1,13 @@
 """Why a forward pass failed, where the shapes of shared parameters, or missing values, say so."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 from torch import nn
 
 from tiebeam.core.report import Finding
-from tiebeam.errors import ShapeError
+from tiebeam.errors import InputError, ShapeError
 
 
 def unfit_modules(model: nn.Module) -> Iterator[ShapeError]:
@@ -37,6 +38,22 @@ def unfit_modules(model: nn.Module) -> Iterator[ShapeError]:
                 expected=f"{weight.shape[0]}, one for each row of {owner!r}",
                 hint=f"slice or pad {path + '.' if path else ''}bias with the same rows, and every alias of it",
             )
+
+
+def check_shaped(model: nn.Module) -> None:
+    """Refuse parameters that get their shape in the first pass: it would make them, and not as it found them.
+
+    Raises:
+        InputError: There is one.
+    """
+    tensors = chain(model.named_parameters(), model.named_buffers())
+    if lazy := [name for name, t in tensors if nn.parameter.is_lazy(t)]:
+        raise InputError(
+            f"{lazy[0]!r} has no shape yet: {type(model).__name__} makes it in its first pass",
+            got=f"{len(lazy)} parameters or buffers of lazy modules",
+            expected="a model that has run once",
+            hint="call the model on your inputs, then inspect it",
+        )
 
 
 def without_values(model: nn.Module) -> Finding | None:

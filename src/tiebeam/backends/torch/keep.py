@@ -12,13 +12,15 @@ from tiebeam.backends.torch.ledger import Ledger
 class Keeper:
     """Remembers a model before the pass; `restore` puts it back, also after a failure.
 
-    Elements are cloned only when an operation is about to write them. Modules whose wrapper swaps parameters
+    Elements are cloned only when an operation is about to write them; a sparse tensor is known by its values'
+    memory. Modules whose wrapper swaps parameters
     itself (offloading, sharding) are left to it.
     """
 
     def __init__(self, model: nn.Module, ledger: Ledger, inputs: Iterable[torch.Tensor]) -> None:
         self._ledger = ledger
         self._storages: dict[int, list[torch.Tensor]] = {}
+        self._whole: dict[int, torch.Tensor] = {}  # what has no storage of its own
         self._clones: list[tuple[torch.Tensor, torch.Tensor]] = []
         modules, parameters = list(model.modules()), list(model.parameters())
         self._modes = [(m, m.training) for m in modules if not isinstance(m, torch.jit.ScriptModule)]
@@ -33,14 +35,16 @@ class Keeper:
             storage = ledger.storage(t)
             if storage is not None:
                 self._storages.setdefault(storage.key, []).append(t)
+            else:
+                self._whole[_memory(t)] = t
         if not self._swapped:
-            self._data = [(p, p.detach()) for p in parameters if type(p) is nn.Parameter]
+            self._data = [(p, p.detach()) for p in parameters if type(p) is nn.Parameter and p.layout == torch.strided]
 
     def before_write(self, t: torch.Tensor) -> None:
         """Clone what shares a storage with `t`, the first time it is about to be written."""
         storage = self._ledger.storage(t)
-        if storage is not None:
-            self._clones += [(kept, kept.detach().clone()) for kept in self._storages.pop(storage.key, ())]
+        at_stake = self._storages.pop(storage.key, ()) if storage is not None else [self._whole.pop(_memory(t), None)]
+        self._clones += [(kept, kept.detach().clone()) for kept in at_stake if kept is not None]
 
     def restore(self) -> None:
         """Put elements, parameters, buffers and modes back."""
@@ -55,8 +59,17 @@ class Keeper:
                     table.clear()
                     table.update(entries)
             for p, data in self._data:
-                if p.untyped_storage()._cdata != data.untyped_storage()._cdata:
+                if p.layout != torch.strided or p.untyped_storage()._cdata != data.untyped_storage()._cdata:
                     p.data = data
         with torch.no_grad():
             for original, before in reversed(self._clones):
                 original.copy_(before)
+
+
+def _memory(t: torch.Tensor) -> int:
+    """What tells a tensor without a storage from others: where its values lie, else the object itself."""
+    if t.layout == torch.sparse_coo:
+        return t._values().untyped_storage()._cdata
+    if t.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        return t.values().untyped_storage()._cdata
+    return id(t)

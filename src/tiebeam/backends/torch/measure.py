@@ -157,4 +157,6 @@ def _repeats(args: Any) -> float | None:
 
 
 def _real(t: torch.Tensor) -> bool:
-    return t.device.type != "meta" and type(t) in (torch.Tensor, torch.nn.Parameter)
+    """Whether there is anything to measure: elements, in plain memory."""
+    plain = type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout == torch.strided
+    return plain and t.device.type != "meta" and t.numel() > 0

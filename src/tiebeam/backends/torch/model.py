@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tiebeam.backends.torch import weights
-from tiebeam.backends.torch.diagnose import unfit_modules, without_values
+from tiebeam.backends.torch.diagnose import check_shaped, unfit_modules, without_values
 from tiebeam.backends.torch.fixes import TorchFixes
 from tiebeam.backends.torch.parts import sharded
 from tiebeam.backends.torch.shorten import shorter_arguments
@@ -50,12 +50,16 @@ class TorchModel:
 
     Args:
         model: The module.
+
+    Raises:
+        InputError: Some of its parameters have no shape yet.
     """
 
     framework = "torch"
     packages: tuple[str, ...] = ("torch",)
 
     def __init__(self, model: nn.Module) -> None:
+        check_shaped(model)
         self.model = model
 
     @property
