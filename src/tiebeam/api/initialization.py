@@ -11,6 +11,7 @@ from tiebeam.backends import entry_of
 from tiebeam.backends.protocol import Functional
 from tiebeam.core.findings import in_order
 from tiebeam.core.init import ROUNDS, SETTLED, Mode, TablePlan, could_be_a_layer, has_no_effect, next_std, plan_init
+from tiebeam.core.ranges import check_fits, fits
 from tiebeam.core.report import Finding, Report, TableInit
 from tiebeam.errors import InputError, RangeError, TraceError
 
@@ -37,8 +38,12 @@ def initialize(
         predicted and measured std of the logits. On meta tensors: the plan, nothing written.
 
     Raises:
-        RangeError: A bad mode, seed or `only`; or "analytic" where the structure does not tell the std.
+        RangeError: A bad mode, seed or `only`; "analytic" where the structure does not tell the std; or a std that
+            the table's dtype cannot hold.
         InputError: The model refuses the inputs, or a table cannot be written (integers, quantised).
+
+    Whatever is raised, an interrupt too, the model is as it was. Rounds of measuring that do not settle leave the std
+    whose logits came nearest to a std of 1, and the finding `not-settled`.
 
     Example:
         >>> import torch, tiebeam
@@ -140,6 +145,7 @@ def _initialized(seen: Look, mode: Mode, seed: int) -> Report:
             init=tuple(_done(p, p.std, p.table, None, 0, written=False, seed=seed) for p in plans),
         )
     for plan in plans:
+        check_fits(plan.table.name, plan.std, plan.table.dtype)
         seen.model.check_writable(seen.traced, _leaf(seen, plan))
     return _write(seen, plans, seed)
 
@@ -156,7 +162,7 @@ ROWS_LISTED = 8
 
 @dataclass
 class _Round:
-    """One table on its way: what was written last and what came of it."""
+    """One table on its way: what was written last and what came of it; `best`: what came nearest to 1 so far."""
 
     plan: TablePlan
     std: float
@@ -164,6 +170,7 @@ class _Round:
     rounds: int = 0
     settled: bool = True
     why: str = ""
+    best: tuple[float, float] | None = None  # distance, std
 
     def learn(self, table: Any) -> bool:
         """Take a measurement in; whether another round is needed."""
@@ -172,7 +179,12 @@ class _Round:
         if not self.plan.table.readouts:
             return False
         self.settled = self.measured is not None and abs(self.measured - 1) <= SETTLED
+        if self.measured is not None and (self.best is None or abs(math.log(self.measured)) < self.best[0]):
+            self.best = abs(math.log(self.measured)), self.std
         if self.settled or self.measured is None or self.why or self.rounds == ROUNDS:
+            return False
+        if not fits(following, self.plan.table.dtype):
+            self.why = f"a std of {following:.3g} would be next, which {self.plan.table.dtype} does not hold"
             return False
         self.rounds += 1
         if before is not None and has_no_effect(before, (self.std, self.measured)):
@@ -180,7 +192,16 @@ class _Round:
                 "the logits do not follow the table's std: the model normalises the table",
                 self.plan.std,
             )
+            self.best = None
         self.std_before, self.std = self.std, following
+        return True
+
+    def back_to_best(self) -> bool:
+        """Where rounds did not settle, take the std that came nearest; whether it must be written again."""
+        if self.settled or self.best is None or self.best[1] == self.std:
+            return False
+        self.std = self.best[1]
+        self.why = self.why or "the rounds led away from 1, and the nearest was taken"
         return True
 
     std_before: float = 0.0
@@ -189,22 +210,21 @@ class _Round:
 def _write(seen: Look, plans: Sequence[TablePlan], seed: int) -> Report:
     """Write, measure, and write again until what has to be measured has settled.
 
-    An empirical plan may fail half-way, so its table is kept until it is done; an analytic one is right as soon
-    as it is written, and costs no copy.
+    Whatever stops it half-way, an interrupt too, leaves the tables as they were: they are kept until it is done.
     """
     rounds = [_Round(p, p.std) for p in plans]
     leaves = [_leaf(seen, p) for p in plans]
     zero = [seen.model.zero_rows(seen.traced, f, p.table.vocab_axis) for f, p in zip(leaves, plans, strict=True)]
-    zeroed, unzero = seen.model.zero(tuple(b for p in plans for b in p.biases))
-    undo = [seen.model.keep(seen.traced, f) for f, p in zip(leaves, plans, strict=True) if p.mode == "empirical"]
+    undo = [seen.model.keep(seen.traced, f) for f in leaves]
     try:
+        zeroed, unzero = seen.model.zero(tuple(b for p in plans for b in p.biases))
+        undo.append(unzero)
         now, trouble = _rounds(seen, rounds, leaves, zero, seed)
+        report = report_of(now)
     except BaseException:
-        if undo:
-            for put_back in [*undo, unzero]:
-                put_back()
+        for put_back in undo:
+            put_back()
         raise
-    report = report_of(now)
     inits = tuple(
         replace(
             _done(r.plan, r.std, _table(now, r.plan), r.measured, r.rounds, seed=seed, zeroed=zeroed),
@@ -221,7 +241,7 @@ def _rounds(
     seen: Look, rounds: list[_Round], leaves: Sequence[Any], zero: Sequence[tuple[int, ...]], seed: int
 ) -> tuple[Look, str]:
     """The last look, and why measuring stopped early, if it did."""
-    now, pending = seen, list(range(len(rounds)))
+    now, pending, over = seen, list(range(len(rounds))), False
     while pending or now is seen:
         for i in pending:
             p = rounds[i].plan
@@ -236,6 +256,8 @@ def _rounds(
                 raise
             return now, str(error).splitlines()[0]  # what was written is right all the same
         pending = [i for i in pending if rounds[i].learn(_table(now, rounds[i].plan))]
+        if not pending and not over:  # what did not settle may have gone astray
+            over, pending = True, [i for i, r in enumerate(rounds) if r.back_to_best()]
     return now, ""
 
 

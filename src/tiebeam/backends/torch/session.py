@@ -52,7 +52,7 @@ def neutral(model: nn.Module, seed: int | None = None, *, drop: bool = True) -> 
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         torch.clear_autocast_cache()
         if seed is not None:
-            torch.manual_seed(seed)
+            torch.manual_seed(seed % 2**64)  # all that it takes
             random.seed(seed)
             np.random.seed(seed % 2**32)  # noqa: NPY002 - see above
         try:
