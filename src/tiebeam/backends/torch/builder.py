@@ -40,7 +40,7 @@ class Lowering:
         self.leaves = ledger.tensors
         self.nodes: list[Node] = []
         self.producers: dict[int, int] = {}
-        self.literals: dict[float, int] = {}
+        self.literals: dict[complex, int] = {}
         self.record: Record
 
     def shape(self, value: int) -> tuple[int, ...]:
@@ -50,10 +50,11 @@ class Lowering:
         """Value id of an argument (a number becomes a literal), and whether it carried a gradient."""
         if isinstance(a, Ref):
             return a.value, a.attached
-        number = float(a)
+        number = a if isinstance(a, complex) else float(a)
         if number not in self.literals:
             self.literals[number] = len(self.drafts)
-            self.drafts.append(Draft((0, (), (), torch.float32), Origin.LITERAL, number=number))
+            real = None if isinstance(number, complex) else number
+            self.drafts.append(Draft((0, (), (), torch.float32), Origin.LITERAL, number=real))
         return self.literals[number], None
 
     def emit(

@@ -69,7 +69,7 @@ class Keeper:
 def _memory(t: torch.Tensor) -> int:
     """What tells a tensor without a storage from others: where its values lie, else the object itself."""
     if t.layout == torch.sparse_coo:
-        return t._values().untyped_storage()._cdata
+        return int(t._values().untyped_storage()._cdata)
     if t.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
-        return t.values().untyped_storage()._cdata
+        return int(t.values().untyped_storage()._cdata)
     return id(t)

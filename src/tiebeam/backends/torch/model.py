@@ -12,7 +12,7 @@ from tiebeam.backends.torch.diagnose import check_shaped, unfit_modules, without
 from tiebeam.backends.torch.fixes import TorchFixes
 from tiebeam.backends.torch.parts import sharded
 from tiebeam.backends.torch.shorten import shorter_arguments
-from tiebeam.backends.torch.trace import Trace, trace
+from tiebeam.backends.torch.trace import How, Trace, trace
 from tiebeam.core.findings import Fixes
 from tiebeam.core.report import Finding
 from tiebeam.core.statistics import Distance, TableStatistics
@@ -61,6 +61,7 @@ class TorchModel:
     def __init__(self, model: nn.Module) -> None:
         check_shaped(model)
         self.model = model
+        self._how: How | None = None
 
     @property
     def name(self) -> str:
@@ -98,7 +99,10 @@ class TorchModel:
         seed: int | None = None,
         measure: bool = True,
     ) -> Trace:
-        return trace(self.model, args, kwargs, logits=logits, seed=seed, other=not measure)
+        # What confirms a pass, or repeats it, is run as that one was.
+        traced = trace(self.model, args, kwargs, logits=logits, seed=seed, other=not measure, how=self._how)
+        self._how = traced.how
+        return traced
 
     def shorter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         with torch.inference_mode(False):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tiebeam.backends.torch import indexing
+from tiebeam.backends.torch.barriers import known_barrier
 from tiebeam.backends.torch.builder import Lowering, refs_of
 from tiebeam.backends.torch.record import MADE_FROM_NOTHING, Record, Ref
 from tiebeam.backends.torch.views import identity
@@ -22,10 +23,10 @@ REDUCTIONS = {"sum": 1.0, "mean": 1.0, "amax": 1.0, "amin": 1.0, "max": 1.0, "mi
               "nansum": 1.0, "all": None, "any": None, "argmax": 0.0, "argmin": 0.0}  # fmt: skip
 VIEWS = frozenset(
     "t transpose permute view _unsafe_view _reshape_alias expand slice select squeeze unsqueeze unbind split chunk "
-    "split_with_sizes as_strided unfold narrow diagonal alias detach movedim swapaxes view_as_real".split()
+    "split_with_sizes as_strided unfold narrow diagonal alias detach movedim swapaxes".split()
 )
 COPIES = frozenset("clone contiguous _to_copy lift_fresh_copy lift_fresh _conj_physical _foreach_copy copy".split())
-REARRANGED = frozenset("flip roll sort".split())
+REARRANGED = frozenset("flip roll sort upsample_nearest1d upsample_nearest2d upsample_nearest3d".split())
 MASKS = frozenset("tril triu constant_pad_nd".split())
 
 
@@ -50,7 +51,8 @@ def lower_record(low: Lowering, record: Record) -> None:
 
 def _opaque(low: Lowering, record: Record) -> None:
     refs = refs_of((record.args, tuple(record.kwargs.values())))
-    foreign = "." in record.schema.name  # a namespace of its own
+    name, dtypes = record.schema.name, [low.drafts[v].geometry[3] for v in record.outputs]
+    foreign = "." in name or not known_barrier(name, dtypes)  # a dot: a namespace of its own
     low.emit(Op.OPAQUE, refs, [None] * len(refs), record.outputs, foreign=foreign)
 
 
@@ -64,6 +66,13 @@ def _copy(low: Lowering, record: Record) -> None:
     refs = refs_of(record.args)
     source = refs[-1] if record.schema.name == "copy" else refs[0]
     low.elementwise(Op.CAST, [source])
+
+
+def _as_complex(low: Lowering, record: Record) -> None:
+    """Pairs along the last axis as complex numbers, or back."""
+    rank, source = len(low.shape(record.outputs[0])), refs_of(record.args)[0]
+    back = rank > len(low.shape(source.value))
+    low.emit(Op.LAYOUT, [source], [(*range(rank - 1), -1) if back else identity(rank)], record.outputs)
 
 
 def _same_place(op: Op) -> Rule:
@@ -304,6 +313,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(COPIES, _copy),
     **dict.fromkeys(REARRANGED, _same_place(Op.LAYOUT)),
     **dict.fromkeys(MASKS, _same_place(Op.MASK)),
+    **dict.fromkeys(("view_as_complex", "view_as_real"), _as_complex),
     "repeat": _repeat,
     "cat": _concat,
     "stack": _concat,

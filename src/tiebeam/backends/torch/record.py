@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tiebeam.backends.torch.control import CONTROL
 from tiebeam.backends.torch.keep import Keeper
 from tiebeam.backends.torch.ledger import Implied, Ledger, number_of
 from tiebeam.backends.torch.measure import Measures
@@ -80,6 +81,9 @@ class Recorder(TorchDispatchMode):
                 out = func.decompose(*args, **(kwargs or {}))
             if out is not NotImplemented:
                 return out
+        if schema.name in CONTROL:
+            with self:
+                return CONTROL[schema.name](*args, **(kwargs or {}))
         read: list[int] = []
         refs = self._refs(args, read)
         named = {k: self._refs((v,), read)[0] for k, v in kwargs.items()} if kwargs else {}

@@ -30,9 +30,9 @@ class Schema:
 
 @cache
 def schema_of(func: Any) -> Schema:
-    """Schema facts of an `OpOverload`; a higher-order operator is an opaque name."""
+    """Schema facts of an `OpOverload`; a higher-order operator is an opaque name, of a namespace of its own."""
     if not isinstance(func, torch._ops.OpOverload):
-        return Schema(str(func), (), (), False, False)
+        return Schema(f"higher_order.{func}", (), (), False, False)
     namespace, _, rest = func._schema.name.partition("::")
     name = rest[:-1] if rest.endswith("_") and not rest.endswith("__") else rest
     written = [

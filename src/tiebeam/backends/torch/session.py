@@ -24,7 +24,7 @@ def _refuse(_: None) -> torch.Tensor:
 
 
 @contextmanager
-def neutral(model: nn.Module, seed: int | None = None, *, drop: bool = True) -> Iterator[None]:
+def neutral(model: nn.Module, seed: int | None = None, *, drop: bool = True, grad: bool = True) -> Iterator[None]:
     """Conditions of the pass.
 
     Gradients are recorded (so detached roles show and fused inference paths are not taken) but nothing
@@ -34,10 +34,12 @@ def neutral(model: nn.Module, seed: int | None = None, *, drop: bool = True) -> 
     Args:
         seed: Of the pass; None takes the generators as they stand.
         drop: Keep nothing for a backward pass.
+        grad: Record gradients whatever the caller's mode.
     """
     devices = sorted(
         {p.device.index for p in model.parameters() if p.device.type == "cuda" and p.device.index is not None}
     )
+    callers = torch.is_grad_enabled()  # asked here: leaving inference mode switches gradients on
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the model may use it: restore it
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices))
@@ -45,7 +47,7 @@ def neutral(model: nn.Module, seed: int | None = None, *, drop: bool = True) -> 
         frozen = any(
             p.is_inference() for p in model.parameters()
         )  # made in inference mode: no gradient can be asked for
-        stack.enter_context(torch.no_grad() if frozen else torch.enable_grad())
+        stack.enter_context(torch.set_grad_enabled(not frozen if grad else callers))
         if drop:
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_drop, _refuse))
         if _compiled(model):

@@ -2,9 +2,10 @@
 
 import gc
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import GeneratorType
 from typing import Any
 
@@ -21,10 +22,27 @@ from tiebeam.backends.torch.measure import Measures
 from tiebeam.backends.torch.meta import MetaRecorder
 from tiebeam.backends.torch.names import Names
 from tiebeam.backends.torch.record import Recorder
-from tiebeam.backends.torch.session import NothingKeptError, module_paths, neutral, reshard, unwrapped
+from tiebeam.backends.torch.session import module_paths, neutral, reshard, unwrapped
 from tiebeam.backends.torch.shadow import valueless
 from tiebeam.errors import TiebeamError
 from tiebeam.ir import Graph, Origin
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How a pass is run.
+
+    Attributes:
+        drop: Keep nothing for a backward pass.
+        grad: Record gradients whatever the caller's mode.
+        compiler: The compiler was loaded before the pass, so that it is told to stay out.
+        fill: What a float that nobody knows is on meta.
+    """
+
+    drop: bool = True
+    grad: bool = True
+    compiler: bool = False
+    fill: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -33,23 +51,14 @@ class Trace:
 
     Attributes:
         tensors: The tensor of each leaf, by `Leaf.key`.
-        items: A Python number was read out of a tensor that an input reached.
+        items: A Python number was read out of a tensor that an input reached, or was made up.
+        how: The way in which the model could be run.
     """
 
     graph: Graph
     tensors: Mapping[int, torch.Tensor]
     items: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _How:
-    """How a pass is run: as `trace` says; `drop` keeps nothing for a backward pass; `fill` is what meta floats give."""
-
-    logits: bool
-    seed: int | None
-    other: bool
-    drop: bool = True
-    fill: float = math.nan
+    how: How = field(default_factory=How)
 
 
 def trace(
@@ -60,6 +69,7 @@ def trace(
     logits: bool = False,
     seed: int | None = None,
     other: bool = False,
+    how: How | None = None,
 ) -> Trace:
     """Run `model(*args, **kwargs)` once and write down what it does.
 
@@ -67,6 +77,7 @@ def trace(
         logits: Also measure the std of the logits (one more pass over them).
         seed: Of the random generators during the pass; None takes them as they stand.
         other: The pass confirms another: what is made up on meta is made up differently.
+        how: The pass is run so or not at all; None: the way that tells most, and others where the model refuses it.
 
     Returns:
         The trace. Parameters, buffers, generators, modes and hooks are as before.
@@ -75,35 +86,49 @@ def trace(
         TraceError: On meta, an operation needs activations to go on.
         Exception: Whatever the model itself raises.
     """
-    how = _How(logits, seed, other)
+    now = how or How(compiler=_compiler())
     while True:
         try:
-            return _trace(model, args, kwargs, how)
+            return _trace(model, args, kwargs, now, logits=logits, seed=seed, other=other)
         except RefusedError as refused:
-            again = _otherwise(how, refused)
-            if again is None:
+            again = _otherwise(now, refused)
+            if how is not None or again is None:
                 raise
-            how = again
+            now = again
 
 
-class _NoNaNError(RefusedError):
-    """The model refused numbers that tiebeam made up."""
+class _MadeUpError(RefusedError):
+    """The model refused numbers that may be made up."""
 
 
-def _otherwise(how: _How, refused: RefusedError) -> _How | None:
-    """How a pass may go that failed for what tiebeam does differently from a plain call; None: as it would plainly."""
-    if how.drop and isinstance(refused.__cause__, NothingKeptError):
-        return replace(how, drop=False)  # its forward asks for gradients
-    if math.isnan(how.fill) and isinstance(refused, _NoNaNError):
+def _otherwise(how: How, refused: RefusedError) -> How | None:
+    """What to do next without of all that tells a pass from a plain call; None where nothing is left."""
+    if isinstance(refused, _MadeUpError) and math.isnan(how.fill):
         return replace(how, fill=0.0)
+    why = refused.__cause__
+    if not isinstance(why, RuntimeError) or isinstance(why, torch.OutOfMemoryError):
+        return None  # none of PyTorch's refusals
+    if _compiler() and not how.compiler:
+        return replace(how, compiler=True)  # loaded in the pass, by an operator that compiles itself
+    if how.drop:
+        return replace(how, drop=False)  # its forward asks for gradients
+    if how.grad and not torch.is_grad_enabled():
+        return replace(how, grad=False)  # a kernel without a backward pass
     return None
 
 
-def _trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], how: _How) -> Trace:
+def _compiler() -> bool:
+    return "torch._dynamo" in sys.modules
+
+
+def _trace(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], how: How, *,
+    logits: bool, seed: int | None, other: bool,
+) -> Trace:  # fmt: skip
     reshard(model)
     names = Names(model)
     ledger = Ledger(names)
-    measures = Measures(ledger.drafts, logits=how.logits)
+    measures = Measures(ledger.drafts, logits=logits)
     fake = next((t.fake_mode for t in names.held.values() if isinstance(t, FakeTensor)), None)
     args, kwargs = rebuilt((args, dict(kwargs)), lambda t, _: t if fake is None else _faked(fake, t))
     given = list(tensors_of((args, dict(kwargs))))
@@ -111,7 +136,7 @@ def _trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], h
     keeper = Keeper(model, ledger, given)
     recorder: Recorder
     if meta:
-        recorder = MetaRecorder(ledger, measures, keeper, fake=fake, fill=how.fill, other=how.other)
+        recorder = MetaRecorder(ledger, measures, keeper, fake=fake, fill=how.fill, other=other)
     else:
         recorder = Recorder(ledger, measures, keeper)
     recorder.autograd = not any(isinstance(m, torch.jit.ScriptModule) for m in model.modules())
@@ -123,7 +148,7 @@ def _trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], h
     try:
         with (
             fake or nullcontext(),
-            neutral(model, how.seed, drop=how.drop),
+            neutral(model, seed, drop=how.drop, grad=how.grad),
             module_paths(model, recorder.modules),
             _no_collection(),
             recorder,
@@ -131,13 +156,14 @@ def _trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], h
             result = _run(model, args, kwargs)
     except RefusedError as refused:
         if recorder.answers:
-            raise _NoNaNError from refused.__cause__
+            raise _MadeUpError from refused.__cause__
         raise
     finally:
         reshard(model)
         keeper.restore()
     with _no_collection():
-        return _finish(names, ledger, recorder, measures, inputs, given, list(tensors_of(result, modules=True)))
+        traced = _finish(names, ledger, recorder, measures, inputs, given, list(tensors_of(result, modules=True)))
+        return replace(traced, how=how)
 
 
 @contextmanager
