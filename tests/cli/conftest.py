@@ -85,6 +85,19 @@ def leaves():
     raise SystemExit(3)
 
 
+class Alarm(BaseException):
+    """What no handler of errors catches."""
+
+
+def alarmed():
+    raise Alarm("on fire")
+
+
+class Alarms(TiedLM):
+    def forward(self, ids):
+        raise Alarm("on fire")
+
+
 def interrupted():
     raise KeyboardInterrupt
 

@@ -348,3 +348,10 @@ def test_inspecting_changes_nothing(models: Path, run: Run) -> None:
     assert run("inspect", "lm:ready").code == 0
     assert resolve("lm:ready").model is model
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("target", ["lm:alarmed", "lm:Alarms"])
+def test_what_a_target_raises_past_every_handler_is_no_finding(models: Path, run: Run, target: str) -> None:
+    ran = run("inspect", target)
+    assert ran.code == 2
+    assert "Alarm: on fire" in ran.err

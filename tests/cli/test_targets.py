@@ -59,6 +59,7 @@ def test_meta_builds_without_memory_but_keeps_numbers(models: Path) -> None:
         ("lm:nothing", "got: None"),
         ("lm:quadruple", "got: a tuple of 4"),
         ("lm:leaves", "got: SystemExit: 3"),
+        ("lm:alarmed", "got: Alarm: on fire"),
     ],
 )
 def test_what_is_no_target_is_refused_with_a_way_on(models: Path, target: str, message: str) -> None:

@@ -248,3 +248,29 @@ def test_the_librarys_verbosity_is_as_before() -> None:
     before = transformers.logging.get_verbosity()
     resolve("gpt2", meta=True)
     assert transformers.logging.get_verbosity() == before
+
+
+def test_a_config_of_too_many_layers_is_refused_before_they_are_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tiebeam.cli.building.MOST_MODULES", 200)
+    place = folder(tmp_path, {**GPT2_FILE, "n_layer": 10**6})
+    for meta in (True, False):
+        with pytest.raises(TargetError, match=r"more modules than tiebeam builds\n  got: more than 200"):
+            resolve(str(place), meta=meta)
+    tiny("GPT2LMHeadModel").save_pretrained(tmp_path)
+    folder(tmp_path, {**GPT2_FILE, "n_layer": 10**6})
+    with pytest.raises(TargetError, match="more modules than tiebeam builds"):
+        resolve(str(tmp_path))
+    folder(tmp_path, GPT2_FILE)
+    assert resolve(str(tmp_path)).weights == "file"  # nothing is counted from one build to the next
+
+
+@pytest.mark.parametrize("file", ["../other/model.safetensors", "/etc/passwd", "a/../../x.safetensors"])
+def test_an_index_that_names_files_outside_its_folder_is_refused_unread(tmp_path: Path, file: str) -> None:
+    place = folder(tmp_path / "model", GPT2_FILE)
+    index = {"metadata": {}, "weight_map": {"transformer.wte.weight": file}}
+    (place / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(TargetError, match=r"index.json' names a file outside its folder"):
+        resolve(str(place))
+    assert resolve(str(place), meta=True).weights == "meta"

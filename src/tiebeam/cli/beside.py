@@ -3,10 +3,10 @@
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from tiebeam.cli.building import on_meta
+from tiebeam.cli.building import bounded, on_meta
 from tiebeam.errors import TargetError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -24,7 +24,7 @@ def check_held(cls: type[Any], config: Any, folder: Path) -> None:
     Raises:
         TargetError: The file holds less than half of the parameters.
     """
-    with on_meta():
+    with on_meta(), bounded(f"'{folder}'"):
         model = cls._from_config(config)
     needed = sum(p.numel() for p in model.parameters())
     held = sum(math.prod(shape) for shape in shapes(folder))
@@ -64,7 +64,21 @@ def shapes(folder: Path) -> Iterator[tuple[int, ...]]:
     if not (folder / WEIGHTS).exists():
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         files = sorted(set(index["weight_map"].values()))
+        _check_inside(files, folder)
     for file in files:
         with safe_open(folder / file, "pt") as held:
             for name in held.keys():  # noqa: SIM118 - it is no mapping
                 yield tuple(held.get_slice(name).get_shape())
+
+
+def _check_inside(files: list[str], folder: Path) -> None:
+    """Refuse an index that names files elsewhere: what it says would be opened."""
+    for file in files:
+        path = PurePath(file)
+        if path.is_absolute() or path.drive or ".." in path.parts:
+            raise TargetError(
+                f"'{folder / INDEX}' names a file outside its folder",
+                got=repr(file),
+                expected="safetensors beside the index",
+                hint="mend the index, or look at the config alone: tiebeam inspect --meta",
+            )

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from tiebeam.errors import TargetError
+
 PASS = 1
 
 
@@ -95,6 +97,39 @@ def on_meta() -> Iterator[None]:
 
     with torch.device("meta"), _keeping_numbers():
         yield
+
+
+MOST_MODULES = 50_000
+"""In one model: thirty times one of 126 layers, and enough for 60 layers of 160 experts with a module each."""
+
+
+@contextmanager
+def bounded(what: str) -> Iterator[None]:
+    """Stop a config that asks for more modules than any model has, after seconds rather than hours.
+
+    Raises:
+        TargetError: There are more than `MOST_MODULES`.
+    """
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    count = 0
+
+    def counted(*_: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > MOST_MODULES:
+            raise TargetError(
+                f"{what} asks for more modules than tiebeam builds",
+                got=f"more than {MOST_MODULES:,}",
+                expected="a model that fits a machine, with --meta too: modules take memory where weights do not",
+                hint="look at the number of layers in the config",
+            )
+
+    handle = register_module_module_registration_hook(counted)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _keeping_numbers() -> AbstractContextManager[object]:

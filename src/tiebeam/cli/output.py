@@ -191,6 +191,12 @@ def outcome(debug: bool) -> Iterator[None]:
         traceback.print_exc()
         note(f"Unexpected {type(e).__name__}: a fault of tiebeam; please report it with the lines above.")
         raise typer.Exit(COULD_NOT_LOOK) from e
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as e:  # of the target's own making: nothing else raises such
+        traceback.print_exc()
+        note(f"{type(e).__name__}: {e}")
+        raise typer.Exit(COULD_NOT_LOOK) from e
 
 
 @contextmanager

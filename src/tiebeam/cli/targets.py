@@ -159,7 +159,9 @@ def _user_code(target: str, what: str) -> Iterator[None]:
     """Whatever the user's code raises is a target that cannot be built; the original is chained."""
     try:
         yield
-    except (Exception, SystemExit) as e:
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as e:
         frames = [f for f in traceback.extract_tb(e.__traceback__)[1:] if not f.filename.startswith("<")]
         at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         raise TargetError(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tiebeam.cli.beside import INDEX, WEIGHTS, check_held, check_loaded
-from tiebeam.cli.building import on_meta, seeded
+from tiebeam.cli.building import bounded, on_meta, seeded
 from tiebeam.cli.hub import config_file
 from tiebeam.cli.target import Target, near
 from tiebeam.errors import TargetError
@@ -178,7 +178,7 @@ def _mappings(transformers: Any, config: Any) -> list[Any]:
 def _build(config: Any, what: str, *, meta: bool, seed: int) -> Target:
     cls = model_class(config)
     with quiet(), _building(what):
-        with on_meta():
+        with on_meta(), bounded(what):
             model = cls._from_config(config)
         size = sum(p.numel() for p in model.parameters())
         if not meta:

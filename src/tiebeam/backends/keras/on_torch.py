@@ -78,7 +78,7 @@ class KerasOnTorch(KerasModel, TorchModel):
         seed: int | None = None,
         measure: bool = True,
     ) -> Trace:
-        traced: Trace = self.noted(trace(self.seen, args, kwargs, logits=logits, seed=seed))
+        traced: Trace = self.noted(trace(self.seen, args, kwargs, logits=logits, seed=seed, other=not measure))
         return traced
 
     def zero_rows(self, traced: Trace, leaf: Leaf, vocab_axis: int) -> tuple[int, ...]:
