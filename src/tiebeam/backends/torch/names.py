@@ -6,12 +6,27 @@ import torch
 from torch import nn
 
 
+_REGISTRIES = frozenset(("_parameters", "_buffers", "_modules"))
+
+
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
     """Every path of every parameter and buffer (name, tensor, is a parameter), aliases included."""
     for name, p in model.named_parameters(remove_duplicate=False):
         yield name, p, True
     for name, b in model.named_buffers(remove_duplicate=False):
         yield name, b, False
+
+
+def loose_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors in plain attributes of modules, and in lists, tuples and dictionaries there, by path."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        for attribute, held in vars(module).items():
+            name = f"{path}.{attribute}" if path else attribute
+            if isinstance(held, torch.Tensor):
+                yield name, held
+            elif type(held) in (list, tuple, dict) and attribute not in _REGISTRIES:
+                entries = held.items() if isinstance(held, dict) else enumerate(held)
+                yield from ((f"{name}.{key}", t) for key, t in list(entries) if isinstance(t, torch.Tensor))
 
 
 class Names:
@@ -27,7 +42,8 @@ class Names:
         self.paths: dict[int, list[str]] = {}
         self.parameters: set[int] = set()
         self.index()
-        self.residents = frozenset(self.paths)  # objects that were there before the pass
+        loose = (id(t) for _, t in loose_tensors(model))
+        self.residents = frozenset([*self.paths, *loose])  # objects that were there before the pass
         self.before = {n: self.held[i] for i, paths in self.paths.items() for n in paths}
 
     def index(self) -> None:
@@ -46,11 +62,10 @@ class Names:
         return tuple(self.paths.get(id(tensor), ()))
 
     def look_again(self, tensor: torch.Tensor) -> tuple[str, ...]:
-        """Search the model as it is now, plain tensor attributes included."""
+        """Search the model as it is now, plain attributes included."""
         self.index()
         if id(tensor) not in self.paths:
-            for path, module in self.model.named_modules(remove_duplicate=False):
-                for attribute, value in vars(module).items():
-                    if value is tensor:
-                        self._add(f"{path}.{attribute}" if path else attribute, tensor)
+            for name, loose in loose_tensors(self.model):
+                if loose is tensor:
+                    self._add(name, tensor)
         return self.of(tensor)

@@ -25,7 +25,7 @@ from tiebeam.backends.torch.record import Recorder
 from tiebeam.backends.torch.session import module_paths, neutral, reshard, unwrapped
 from tiebeam.backends.torch.shadow import valueless
 from tiebeam.errors import TiebeamError
-from tiebeam.ir import Graph, Origin
+from tiebeam.ir import Graph, Op, Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,9 @@ def _finish(
     returned: list[torch.Tensor],
 ) -> Trace:
     """Lower what was recorded."""
+    seen = len(ledger.drafts)
     outputs = tuple(ledger.value(t) for t in returned)
+    unseen = any(v >= seen and ledger.drafts[v].origin is Origin.CONSTANT for v in outputs)
     graph = lower(
         ledger,
         [*recorder.records, *ledger.implied],
@@ -203,8 +205,12 @@ def _finish(
         logit_std=measures.logit_std,
         repeats=measures.repeats,
         meta=any(valueless(t) for t in [*given, *ledger.tensors.values()]),
-        notes=tuple(f"{op} was answered without values" for op in dict.fromkeys(recorder.answers)),
+        notes=(
+            *(f"{op} was answered without values" for op in dict.fromkeys(recorder.answers)),
+            *[_OUT_OF_SIGHT for _ in outputs[:1] if unseen],
+        ),
     )
+    graph = replace(graph, notes=(*graph.notes, *_nameless(graph, ledger)))
     return Trace(_without_made_up(graph) if recorder.answers else graph, _tensors(names, ledger), recorder.items)
 
 
@@ -213,6 +219,22 @@ def _without_made_up(graph: Graph) -> Graph:
     values = [v._replace(number=None, lost=True) if v.number is not None and math.isnan(v.number) else v
               for v in graph.values]  # fmt: skip
     return replace(graph, values=tuple(values))
+
+
+_OUT_OF_SIGHT = (
+    "what the model returned was made out of sight: in another thread or process, or by something that is not PyTorch"
+)
+
+
+def _nameless(graph: Graph, ledger: Ledger) -> Iterator[str]:
+    """Matrices that are read by token id, but that nothing of the model holds."""
+    for v in dict.fromkeys(n.inputs[0] for n in graph.nodes if n.op is Op.GATHER and ledger.drafts[n.inputs[1]].varying):
+        table = graph.values[v]
+        if table.origin is Origin.CONSTANT and len(table.shape) == 2 and not table.integral:
+            yield (
+                f"rows of a tensor of shape {table.shape} are read that is no parameter, buffer or attribute of the "
+                "model: it is in no table"
+            )
 
 
 def _tensors(names: Names, ledger: Ledger) -> dict[int, torch.Tensor]:
