@@ -1,7 +1,11 @@
 """What people put around a model before they ask: precision, compilers, shards, adapters, hooks."""
 
+import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +19,8 @@ from torch.func import functional_call
 from torch.nn.utils import parametrizations, prune
 
 import tiebeam
+
+PARALLEL = str(Path(__file__).with_name("tensor_parallel.py"))
 
 
 class Modules(nn.Module):
@@ -268,3 +274,19 @@ def test_packed_tensors_are_not_kept_by_the_users_hooks() -> None:
         check(tiebeam.inspect(Modules(), ids()))
     packed.clear()
     assert F.linear(torch.ones(1, WIDTH), Modules().head.weight).shape == (1, VOCAB)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_tensor_parallel_model_is_seen_as_the_whole_one(processes: int, tmp_path: Path) -> None:
+    """Shards are wrapped into whole tensors and taken out again in every layer, which nobody records."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", PARALLEL, str(rank), str(processes), str(tmp_path)],
+            stdout=subprocess.PIPE, text=True,
+        )
+        for rank in range(processes)
+    ]  # fmt: skip
+    for rank in ranks:
+        said, _ = rank.communicate(timeout=120)
+        assert json.loads(said) == [[[["embed.weight", "head.weight"], "tied", 512, 64, 8.0, 0.5]], []]

@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tiebeam.backends.torch.names import Names
+from tiebeam.backends.torch.parts import sharded
 from tiebeam.ir import Leaf, Origin
 
 VECTOR = 1 << 16  # elements of a vector whose uniformity is looked at
@@ -108,6 +109,7 @@ class Ledger:
         self.storages: dict[int, Storage] = {}
         self.objects: dict[int, tuple[int, Storage, int]] = {}
         self.loose: dict[int, tuple[int, torch.Tensor]] = {}  # tensors without a storage, held
+        self.shards: dict[int, int] = {}  # by storage key of what this process holds: the sharded tensor's value
         self.leaves: dict[str, Leaf] = {}
         self.implied: list[Implied] = []
         self.tensors: dict[int, torch.Tensor] = {}  # leaves by value: which one is asked for is known later
@@ -171,6 +173,7 @@ class Ledger:
         storage, g = place
         value = len(self.drafts)
         self.drafts.append(Draft(g, origin, varying=varying, **facts))
+        self._sharded(t, value)
         if storage is None:
             self.loose[id(t)] = (value, t)
             return value
@@ -182,7 +185,10 @@ class Ledger:
     def _leaf(self, t: torch.Tensor, storage: Storage, names: tuple[str, ...]) -> int:
         g = geometry(t)
         is_parameter = isinstance(t, torch.nn.Parameter) or id(t) in self.names.parameters
-        if not names and not is_parameter:
+        other_side = None if names or is_parameter else self._other_side(t, storage)
+        if other_side is not None:
+            value = self._implied("view", (other_side,), g)
+        elif not names and not is_parameter:
             value = self.add(g, Origin.CONSTANT, **number_of(t))
         else:
             leaf = next((self.leaves[n] for n in names if n in self.leaves), None)
@@ -195,8 +201,25 @@ class Ledger:
             self.names.held[id(t)] = t
             self.objects[id(t)] = (value, storage, len(storage.log))
             self.tensors[value] = t
+        self._sharded(t, value)
         storage.values.setdefault(g, (value, len(storage.log)))
         return value
+
+    def _sharded(self, t: torch.Tensor, value: int) -> None:
+        """Remember what this process holds of a sharded tensor: nobody records that it is taken out."""
+        if type(t) not in _PLAIN and sharded(t):
+            held = self.storage(t._local_tensor)
+            if held is not None:
+                self.shards[held.key] = value
+
+    def _other_side(self, t: torch.Tensor, storage: Storage) -> int | None:
+        """What an unknown tensor was taken out of, or wrapped around: shards and wholes turn into each other unseen."""
+        if type(t) in _PLAIN:
+            return self.shards.get(storage.key)
+        if not sharded(t):
+            return None
+        held = self.storage(t._local_tensor)
+        return self.value(t._local_tensor) if held is not None and held.values else None
 
     def _loose(self, t: torch.Tensor) -> int:
         if id(t) not in self.loose:

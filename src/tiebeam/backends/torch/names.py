@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-
 _REGISTRIES = frozenset(("_parameters", "_buffers", "_modules"))
 
 

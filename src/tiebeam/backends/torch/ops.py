@@ -27,6 +27,11 @@ VIEWS = frozenset(
 )
 COPIES = frozenset("clone contiguous _to_copy lift_fresh_copy lift_fresh _conj_physical _foreach_copy copy".split())
 REARRANGED = frozenset("flip roll sort upsample_nearest1d upsample_nearest2d upsample_nearest3d".split())
+#: What a sharded tensor's owner does to its parts so that they are the whole again.
+COLLECTIVES = frozenset(
+    f"_c10d_functional.{op}"
+    for op in ("all_reduce", "wait_tensor", "all_gather_into_tensor", "reduce_scatter_tensor", "_wrap_tensor_autograd")
+)
 MASKS = frozenset("tril triu constant_pad_nd".split())
 
 
@@ -312,6 +317,7 @@ def _loss(low: Lowering, record: Record) -> None:
 RULES: dict[str, Rule] = {
     **dict.fromkeys(COPIES, _copy),
     **dict.fromkeys(REARRANGED, _same_place(Op.LAYOUT)),
+    **dict.fromkeys(COLLECTIVES, _same_place(Op.LAYOUT)),
     **dict.fromkeys(MASKS, _same_place(Op.MASK)),
     **dict.fromkeys(("view_as_complex", "view_as_real"), _as_complex),
     "repeat": _repeat,

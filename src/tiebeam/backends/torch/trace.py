@@ -228,7 +228,9 @@ _OUT_OF_SIGHT = (
 
 def _nameless(graph: Graph, ledger: Ledger) -> Iterator[str]:
     """Matrices that are read by token id, but that nothing of the model holds."""
-    for v in dict.fromkeys(n.inputs[0] for n in graph.nodes if n.op is Op.GATHER and ledger.drafts[n.inputs[1]].varying):
+    for v in dict.fromkeys(
+        n.inputs[0] for n in graph.nodes if n.op is Op.GATHER and ledger.drafts[n.inputs[1]].varying
+    ):
         table = graph.values[v]
         if table.origin is Origin.CONSTANT and len(table.shape) == 2 and not table.integral:
             yield (
