@@ -44,7 +44,7 @@ def main(rank: int, processes: int, folder: str) -> None:
     model.head.weight = model.embed.weight
     report = tiebeam.inspect(model, torch.arange(24).view(2, 12))
     tables = [[t.names, t.state, t.vocab, t.width, t.lookup_factor, t.readout_factor] for t in report.tables]
-    print(json.dumps([tables, report.notes]))
+    sys.stdout.write(json.dumps([tables, report.notes]))
     dist.destroy_process_group()
 
 
