@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tiebeam.backends.torch import weights
+from tiebeam.backends.torch.aside import put_aside
 from tiebeam.backends.torch.diagnose import check_shaped, unfit_modules, without_values
 from tiebeam.backends.torch.fixes import TorchFixes
 from tiebeam.backends.torch.parts import sharded
@@ -180,15 +181,8 @@ class TorchModel:
         weights.write_table(table, vocab_axis=vocab_axis, seed=seed, ordinal=ordinal, std=std, zero_rows=zero_rows)
 
     def keep(self, traced: Trace, leaf: Leaf) -> Callable[[], None]:
-        """Copy a table; the result puts it back."""
-        table = traced.tensors[leaf.key]
-        copy = table.detach().clone()
-
-        def put_back() -> None:
-            with torch.no_grad():
-                table.copy_(copy)
-
-        return put_back
+        """Put a table aside; the result puts it back."""
+        return put_aside(traced.tensors[leaf.key])
 
     def zero_rows(self, traced: Trace, leaf: Leaf, vocab_axis: int) -> tuple[int, ...]:
         """Rows that are all zero; where all are, those that an embedding calls padding."""
