@@ -91,6 +91,19 @@ def test_token_types_are_no_vocabulary():
     assert names(reads_of(g.graph()).lookups) == {"embed.weight"}
 
 
+@pytest.mark.parametrize("which", ["key", "storage"])
+def test_a_number_that_is_one_tables_key_and_anothers_storage_does_not_make_them_one(which):
+    g = Build()
+    types = g.leaf("types", (2, D), key=7, storage=100)
+    words = g.leaf("embed.weight", (V, D), key=8, storage=101)
+    head = g.leaf(
+        "head.weight", (V, D), **({"key": 100, "storage": 102} if which == "key" else {"key": 9, "storage": 7})
+    )
+    ids = g.input_ids()
+    g.returned(g.dot(body(g, g.add(g.gather(words, ids), g.gather(types, ids))), head))
+    assert names(reads_of(g.graph()).lookups) == {"embed.weight"}
+
+
 def test_an_adapters_low_rank_lookup_is_no_vocabulary():
     def rows(g, x):
         down = g.gather(g.leaf("lora.down", (V, 2)), g.inputs[0])

@@ -108,12 +108,13 @@ def _vocabulary(lookups: list[Read], readouts: list[Read]) -> Reads:
 
     A table that is also read out stays whatever its size; so does one of the size of a readout.
     """
-    kept = {n for r in readouts for n in (r.source.leaf.key, r.source.leaf.storage) if n >= 0}
+    keys = {r.source.leaf.key for r in readouts}
+    storages = {r.source.leaf.storage for r in readouts if r.source.leaf.storage >= 0}
     pool = [r for r in lookups if any(_near(r.vocab, h.vocab) for h in readouts)] or lookups
     tall, wide = max(r.vocab for r in pool), max(r.width for r in pool)
 
     def stays(r: Read) -> bool:
-        if r.source.leaf.key in kept or r.source.leaf.storage in kept:
+        if r.source.leaf.key in keys or r.source.leaf.storage in storages:
             return True
         return r.vocab >= SMALL_SHARE * tall and r.width > SMALL_SHARE * wide
 
