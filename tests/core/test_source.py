@@ -53,6 +53,23 @@ def test_a_table_behind_this_is_found_and_said_not_to_be_read_as_it_is(step):
     assert found.altered
 
 
+BENT = {
+    "tanh": lambda g, w: g.mul(g.tanh(w), 2.0),
+    "a sign": lambda g, w: g.pointwise(w, 0.0),
+    "a clamp": lambda g, w: g.pointwise(w),
+    "a normalisation": lambda g, w: g.norm(w),
+    "a softmax": lambda g, w: g.softmax(w),
+}
+
+
+@pytest.mark.parametrize("step", BENT.values(), ids=BENT)
+def test_a_table_that_is_not_multiplied_but_changed_otherwise_has_no_factor(step):
+    g = Build()
+    found = source(g, step(g, g.leaf("embed.weight", (V, D))))
+    assert found.factor.value is None
+    assert "no multiplication" in found.factor.reason
+
+
 @pytest.mark.parametrize("axes", [(V,), ()])
 def test_a_leaf_that_is_no_matrix_is_no_table(axes):
     g = Build()

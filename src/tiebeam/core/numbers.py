@@ -39,6 +39,7 @@ class Factor:
 
 
 ONE = Factor()
+OWN = Factor(None, "it is multiplied by a number that is computed from the table itself")
 
 
 def uniform(graph: Graph, flags: list[int], value: int) -> Factor | None:

@@ -61,7 +61,7 @@ def _gradient(read: Read, alive: list[bool]) -> bool:
 
 
 def _lookup(graph: Graph, flags: list[int], read: Read, alive: list[bool]) -> Use:
-    walk = Forward(graph, flags, read.node.output).run()
+    walk = Forward(graph, flags, read.node.output, table=read.source.leaf).run()
     outside = walk.factor()
     factor = read.source.factor.times(outside)
     measured = graph.rms.get(read.node.output)
@@ -81,10 +81,11 @@ def _lookup(graph: Graph, flags: list[int], read: Read, alive: list[bool]) -> Us
 
 
 def _readout(graph: Graph, flags: list[int], read: Read, alive: list[bool]) -> Use:
-    walk = Forward(graph, flags, read.node.output, read.axis).run()
     stream = stream_before(graph, flags, read.other)
-    behind = backward(graph, flags, read.other, normalized=stream is not None)
-    factor = behind.factor.times(read.source.factor).times(walk.factor())
+    behind = backward(graph, flags, read.other, normalized=stream is not None, table=read.source.leaf)
+    before = behind.factor.times(read.source.factor)
+    walk = Forward(graph, flags, read.node.output, read.axis, before=before, table=read.source.leaf).run()
+    factor = before.times(walk.factor())
     upstream = stream if stream is not None else normalized_upstream(graph, flags, read.other)
     measured = graph.rms.get(read.other)
     if measured is not None and behind.factor.value not in (None, 0.0):

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from tiebeam.core.numbers import ONE, Factor, is_mask, scalar
+from tiebeam.core.chains import made_of
+from tiebeam.core.numbers import ONE, OWN, Factor, is_mask, scalar
 from tiebeam.core.provenance import INPUT
 from tiebeam.ir import Axes, Graph, Leaf, Node, Op, Value
 
@@ -39,6 +40,7 @@ class _Step:
     factor: Factor
     altered: str
     attached: bool
+    scalars: tuple[int, ...] = ()  # values whose number went into the factor
 
 
 def source_of(graph: Graph, flags: list[int], node: Node, operand: int) -> Source | None:
@@ -54,7 +56,7 @@ def _back(graph: Graph, flags: list[int], step: _Step, depth: int) -> Source | N
         depth -= 1
         value = graph.values[step.value]
         if value.leaf is not None:
-            return _arrive(value, step)
+            return _arrive(graph, flags, value, step)
         node = graph.producer(step.value)
         if node is None or sum(a >= 0 for a in step.axes) < 2:
             return None
@@ -77,11 +79,13 @@ def _summed(a: Source, b: Source) -> Source:
     return replace(a, factor=a.factor.plus(b.factor), altered="", attached=a.attached and b.attached)
 
 
-def _arrive(value: Value, step: _Step) -> Source | None:
+def _arrive(graph: Graph, flags: list[int], value: Value, step: _Step) -> Source | None:
     long = [i for i, n in enumerate(value.shape) if n != 1]
     if len(value.shape) < 2 or len(long) > 2 or value.leaf is None:
         return None
-    return Source(value.leaf, value.shape, value.dtype, step.axes, step.factor, step.altered, step.attached)
+    own = any(made_of(graph, flags, x, value.leaf) for x in step.scalars)  # a multiple of it would change the number
+    factor = step.factor.times(OWN) if own else step.factor
+    return Source(value.leaf, value.shape, value.dtype, step.axes, factor, step.altered, step.attached)
 
 
 def _through(graph: Graph, flags: list[int], node: Node, i: int, step: _Step) -> _Step | None:
@@ -108,8 +112,9 @@ def _through(graph: Graph, flags: list[int], node: Node, i: int, step: _Step) ->
         case Op.ADD | Op.SUB:
             sign = Factor(-1.0 if node.op is Op.SUB and i == 1 else 1.0)
             return replace(back, factor=back.factor.times(sign), altered=step.altered or _ADDED)
-        case Op.POINTWISE | Op.TANH | Op.SIGMOID | Op.NORMALIZE:
-            return replace(back, altered=step.altered or f"{node.label} on the table")
+        case Op.POINTWISE | Op.TANH | Op.SIGMOID | Op.NORMALIZE | Op.SOFTMAX:
+            bent = Factor(None, f"{node.label} on the table is no multiplication")
+            return replace(back, factor=bent.times(back.factor), altered=step.altered or f"{node.label} on the table")
     return None
 
 
@@ -129,4 +134,4 @@ def _scaled(graph: Graph, flags: list[int], node: Node, i: int, back: _Step) -> 
         if i == 1:
             return None
         by = by.inverse()
-    return replace(back, factor=back.factor.times(by))
+    return replace(back, factor=back.factor.times(by), scalars=(*back.scalars, other))
