@@ -153,15 +153,18 @@ class Forward:
             return self._scaled(node, i, self._moved(state, axes))
         if node.op in (Op.ADD, Op.SUB):
             return self._added(node, v, places, self._moved(state, axes))
+        return self._otherwise(node, self._moved(state, axes))
+
+    def _otherwise(self, node: Node, state: State) -> State | None:
+        """Behind a function, or a sum over an axis."""
         if node.op in (Op.TANH, Op.SIGMOID) and state.cap:
             return State(Factor(None, "a second nonlinearity follows the soft cap"), state.axis)
         if node.op in (Op.TANH, Op.SIGMOID) and self.readout:
             return State(ONE, state.axis, node.op.name.lower(), state.factor, state.shift)
         if node.op is Op.POINTWISE and self.graph.values[node.output].dtype != "bool":
-            return self._bent(node, self._moved(state, axes))
-        if node.op is Op.REDUCE and (terms := equal_terms(self.graph, node)) is not None:
-            return replace(self._moved(state, axes), factor=state.factor.times(Factor(float(terms))))
-        return None
+            return self._bent(node, state)
+        terms = equal_terms(self.graph, node)
+        return None if terms is None else replace(state, factor=state.factor.times(Factor(float(terms))))
 
     def _bent(self, node: Node, state: State) -> State | None:
         """Behind a function that is no multiplication: the end, unless the logits were scaled for it.
@@ -170,9 +173,8 @@ class Forward:
         """
         if not self.readout or state.axis < 0 or self.before.times(state.total()).value == 1.0:
             return None
-        return State(
-            Factor(None, f"{node.label} stands behind a multiplication, and its slope at 0 is not known"), state.axis
-        )
+        why = f"{node.label} stands behind a multiplication, and its slope at 0 is not known"
+        return State(Factor(None, why), state.axis)
 
     def _ends_at_once(self, node: Node, state: State, depth: int = 4) -> bool:
         """Whether only a cast or a view stands between a fork and the end of one of its branches.
