@@ -10,7 +10,17 @@ from tiebeam.api.look import Look, look
 from tiebeam.backends import entry_of
 from tiebeam.backends.protocol import Functional
 from tiebeam.core.findings import in_order
-from tiebeam.core.init import ROUNDS, SETTLED, Mode, TablePlan, could_be_a_layer, has_no_effect, next_std, plan_init
+from tiebeam.core.init import (
+    ROUNDS,
+    SETTLED,
+    Mode,
+    TablePlan,
+    contradiction,
+    could_be_a_layer,
+    has_no_effect,
+    next_std,
+    plan_init,
+)
 from tiebeam.core.report import Finding, Report, TableInit
 from tiebeam.errors import InputError, RangeError, TraceError
 
@@ -133,15 +143,43 @@ def _initialized(seen: Look, mode: Mode, seed: int) -> Report:
             expected="logits or a loss, as tensors",
             hint="pass inputs with which it returns them",
         )
-    plans = plan_init(seen.tables, mode, meta=meta)
+    unseen = _unseen(seen)
+    plans = plan_init(seen.tables, mode, meta=meta, unseen=unseen)
     if meta:
+        report = report_of(seen)
         return replace(
-            report_of(seen),
+            report,
+            findings=in_order([*report.findings, *_left_alone(seen, unseen)]),
             init=tuple(_done(p, p.std, p.table, None, 0, written=False, seed=seed) for p in plans),
         )
     for plan in plans:
         seen.model.check_writable(seen.traced, _leaf(seen, plan))
-    return _write(seen, plans, seed)
+    report = _write(seen, plans, seed) if plans else report_of(seen)
+    return replace(report, findings=in_order([*report.findings, *_left_alone(seen, unseen)]))
+
+
+def _unseen(seen: Look) -> dict[str, str]:
+    """By table name what could be a readout of it that was not recognised as one."""
+    found: dict[str, str] = {}
+    for use in seen.uses:
+        if use.unseen:
+            for table in seen.tables:
+                if set(table.names).intersection(use.read.source.leaf.names) and not table.readouts:
+                    found.setdefault(table.name, use.unseen)
+    return found
+
+
+def _left_alone(seen: Look, unseen: dict[str, str]) -> list[Finding]:
+    return [
+        Finding(
+            "left-alone", "warning", name,
+            f"it was not drawn: it is looked up, and {why}. If that is a readout, the std of a lookup would give "
+            "logits of std sqrt(width)",
+            hint="pass inputs with which the model returns its logits; or draw it yourself: 1 for a lookup alone, "
+            "1/sqrt(width) where it is read out behind a normalisation",
+        )
+        for name, why in unseen.items()
+    ]  # fmt: skip
 
 
 def _leaf(seen: Look, plan: TablePlan) -> Any:
@@ -172,6 +210,10 @@ class _Round:
         if not self.plan.table.readouts:
             return False
         self.settled = self.measured is not None and abs(self.measured - 1) <= SETTLED
+        if self.settled and self.plan.mode == "analytic":
+            self.why = contradiction(table, self.std)
+            self.settled = not self.why
+            return False
         if self.settled or self.measured is None or self.why or self.rounds == ROUNDS:
             return False
         self.rounds += 1

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from tiebeam.core.chains import computed_from
 from tiebeam.core.roles import Read, lookup_at, products_at, reaches
 from tiebeam.core.source import source_of
+from tiebeam.core.unseen import unseen_readouts
 from tiebeam.core.walk import Forward
 from tiebeam.ir import Graph, Op
 
@@ -18,11 +19,13 @@ class Reads:
 
     Attributes:
         hidden: By leaf key the name of an operation of unknown body that reads the table as well.
+        unseen: By leaf key what could be a readout of a table that is only looked up.
     """
 
     lookups: tuple[Read, ...]
     readouts: tuple[Read, ...]
     hidden: Mapping[int, str] = field(default_factory=dict)
+    unseen: Mapping[int, str] = field(default_factory=dict)
 
 
 def find_reads(graph: Graph, flags: list[int]) -> Reads:
@@ -42,7 +45,8 @@ def find_reads(graph: Graph, flags: list[int]) -> Reads:
         large = [r for r in foreign if r.vocab >= SMALL_SHARE * tall and r.vocab != r.width]
         heads = _heads(graph, flags, [r for r in large if reaches(graph, flags, r, plainly=True)], lookups, own)
     reads = _vocabulary(lookups, sorted([*own, *heads], key=lambda r: r.node.index))
-    return replace(reads, hidden=_hidden(graph, flags, kin))
+    unseen = unseen_readouts(graph, flags, reads.lookups, reads.readouts)
+    return replace(reads, hidden=_hidden(graph, flags, kin), unseen=unseen)
 
 
 def _hidden(graph: Graph, flags: list[int], kin: "_Kin") -> dict[int, str]:

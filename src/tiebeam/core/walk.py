@@ -58,11 +58,13 @@ class Walk:
         ends: (value, state) of every end.
         biases: Leaf names over the vocabulary that were added.
         added: Values that were added and depend on the inputs (an adapter's product, for one).
+        replaced: A mask or a constant came in: what is measured behind it is not the signal alone.
     """
 
     ends: list[tuple[int, State]] = field(default_factory=list)
     biases: list[str] = field(default_factory=list)
     added: list[int] = field(default_factory=list)
+    replaced: bool = False
 
     def factor(self) -> Factor:
         totals = [s.total() for _, s in self.ends]
@@ -145,6 +147,7 @@ class Forward:
             return None
         if node.op in _PASS:
             others = [x for x in node.inputs if x != v]
+            self.walk.replaced |= node.op in (Op.MASK, Op.UPDATE)
             if node.op is Op.UPDATE and any(self.depends(x) for x in others):
                 apart = Factor(None, "some of its elements are changed apart from the others")
                 return replace(self._moved(state, axes), factor=apart)
@@ -255,6 +258,7 @@ class Forward:
         if self.flags[other] & INPUT:
             self.walk.added.append(other)
             return
+        self.walk.replaced = True
         axes = node.axes[i]
         if axes is not None and state.axis >= 0 and axes[state.axis] >= 0:
             leaf = self._leaf_behind(other)
