@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tiebeam.core.chains import computed_from
-from tiebeam.core.roles import Read, lookup_at, products_at, reaches
+from tiebeam.core.reach import reaches
+from tiebeam.core.roles import Read, lookup_at, products_at
 from tiebeam.core.source import source_of
 from tiebeam.core.unseen import unseen_readouts
 from tiebeam.core.walk import Forward
@@ -36,7 +37,7 @@ def find_reads(graph: Graph, flags: list[int]) -> Reads:
         return Reads((), ())
     kin = _Kin(lookups)
     products = [r for node in graph.nodes for r in products_at(graph, flags, node)]
-    own = [r for r in products if kin.owns(r) and reaches(graph, flags, r)]
+    own = [r for r in products if kin.owns(r) and reaches(graph, flags, r, own=True)]
     foreign = [r for r in products if not kin.knows(r)]
     near = [r for r in foreign if any(_near(r.vocab, v.vocab) for v in lookups) and reaches(graph, flags, r)]
     heads = _heads(graph, flags, near, lookups, own)
