@@ -324,5 +324,6 @@ def _unsettled(done: TableInit, trouble: str) -> Finding:
     return Finding(
         "not-settled", "warning", done.name,
         f"the measured logit std did not settle at 1 within {SETTLED:.0%}: {why}",
-        hint="pass a larger batch, or put a normalisation before the readout",
+        hint="pass a larger batch, put a normalisation before the readout, or use mode='empirical', which goes by "
+        "the logits",
     )  # fmt: skip

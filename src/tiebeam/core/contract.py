@@ -1,8 +1,11 @@
 """Products written as multiply and sum: a pass that shows them to core as what they are."""
 
+import math
 from dataclasses import replace
 
 from tiebeam.ir import Axes, Graph, Node, Op
+
+_BY_ELEMENT = (Op.CAST, Op.MUL, Op.DIV, Op.ADD, Op.SUB, Op.POINTWISE)
 
 
 def contracted(graph: Graph) -> Graph:
@@ -27,7 +30,7 @@ def _product(graph: Graph, node: Node) -> Node | None:
         return None
     outer = node.axes[0]
     summed = set(range(len(graph.values[inner.output].shape))) - set(outer)
-    a, b = (axes for axes in inner.axes if axes is not None)
+    a, b = (_varying(graph, v, axes) for v, axes in zip(inner.inputs, inner.axes, strict=True) if axes is not None)
     if not summed or any(a[i] < 0 or b[i] < 0 for i in summed):
         return None
     kept = [i for i in outer if i >= 0]
@@ -41,3 +44,25 @@ def _product(graph: Graph, node: Node) -> Node | None:
         op=Op.DOT, inputs=inner.inputs, axes=(composed(a), composed(b)), attached=inner.attached, degree=None,
         sums=False, label=f"{inner.label} and {node.label}",
     )  # fmt: skip
+
+
+def _varying(graph: Graph, value: int, axes: Axes, depth: int = 8) -> Axes:
+    """`axes` without those along which the value only repeats itself: it was expanded, and perhaps scaled then."""
+    node = graph.producer(value)
+    if node is None or depth == 0 or node.axes[0] is None:
+        return axes
+    whole = graph.values[value].shape
+    if node.op is Op.LAYOUT and len(node.inputs) == 1:
+        kept = math.prod(n for n, a in zip(whole, node.axes[0], strict=True) if a >= 0)
+        if kept != graph.values[node.inputs[0]].size:  # something was cut or merged
+            return axes
+        inner = _varying(graph, node.inputs[0], node.axes[0], depth - 1)
+    elif node.op in _BY_ELEMENT or (node.op is Op.REDUCE and len(node.inputs) == 1):
+        along = [
+            (-1,) * len(whole) if x is None else _varying(graph, v, x, depth - 1)
+            for v, x in zip(node.inputs, node.axes, strict=True)
+        ]
+        inner = tuple(max(of) for of in zip(*along, strict=True))
+    else:
+        return axes
+    return tuple(a if a >= 0 and (inner[a] >= 0 or whole[a] == 1) else -1 for a in axes)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from tiebeam.core.chains import computed_from
 from tiebeam.core.reach import reaches
-from tiebeam.core.roles import Read, lookup_at, products_at
-from tiebeam.core.source import source_of
+from tiebeam.core.roles import Read, lookups_at, products_at
+from tiebeam.core.source import sources_of
 from tiebeam.core.unseen import unseen_readouts
 from tiebeam.core.walk import Forward
 from tiebeam.ir import Graph, Op
@@ -32,7 +32,7 @@ class Reads:
 def find_reads(graph: Graph, flags: list[int]) -> Reads:
     """Lookups first; readouts are looked for among products that could belong to them."""
     used = [n for n in graph.nodes if graph.live[n.index]]
-    lookups = [r for node in used if (r := lookup_at(graph, flags, node)) is not None]
+    lookups = [r for node in used for r in lookups_at(graph, flags, node)]
     if not lookups:
         return Reads((), ())
     kin = _Kin(lookups)
@@ -56,9 +56,9 @@ def _hidden(graph: Graph, flags: list[int], kin: "_Kin") -> dict[int, str]:
     for node in graph.nodes:
         if node.op is Op.OPAQUE and graph.live[node.index]:
             for i in range(len(node.inputs)):
-                source = source_of(graph, flags, node, i)
-                if source is not None and source.leaf.key in kin.axes:
-                    found.setdefault(source.leaf.key, node.label)
+                for source in sources_of(graph, flags, node, i):
+                    if source.leaf.key in kin.axes:
+                        found.setdefault(source.leaf.key, node.label)
     return found
 
 
@@ -123,4 +123,5 @@ def _vocabulary(lookups: list[Read], readouts: list[Read]) -> Reads:
             return True
         return r.vocab >= SMALL_SHARE * tall and r.width > SMALL_SHARE * wide
 
-    return Reads(tuple(r for r in lookups if stays(r)), tuple(readouts))
+    nodes = {r.node.index for r in lookups if stays(r)}  # parts of one table stay together
+    return Reads(tuple(r for r in lookups if r.node.index in nodes), tuple(readouts))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tiebeam.core.provenance import IDS, INPUT, INTS
-from tiebeam.core.source import Source, source_of
+from tiebeam.core.source import Source, sources_of
 from tiebeam.ir import Graph, Node, Op, Origin
 
 
@@ -44,31 +44,26 @@ class Read:
         return sum(n != 1 for n in self.source.shape) < 2
 
 
-def lookup_at(graph: Graph, flags: list[int], node: Node) -> Read | None:
-    """The lookup that `node` is, or None."""
+def lookups_at(graph: Graph, flags: list[int], node: Node) -> list[Read]:
+    """The lookups that `node` is: one, or one for each part where the parts of a table are concatenated."""
     if node.op is Op.GATHER and len(node.inputs) > 1:
         index = flags[node.inputs[1]]
         if not (index & IDS and graph.values[node.inputs[1]].integral) or flags[node.inputs[0]] & INPUT:
-            return None
-        source = source_of(graph, flags, node, 0)
-        if source is None or source.axes[node.axis] < 0:
-            return None
+            return []
+        found = [s for s in sources_of(graph, flags, node, 0) if s.axes[node.axis] >= 0]
         kept = {a for a in (node.axes[0] or ()) if a >= 0}
-        if not any(source.axes[a] >= 0 for a in kept) and source.shape[-1] != 1:
-            return None
-        return Read(node, source, source.axes[node.axis], node.inputs[1])
+        rows = [s for s in found if any(s.axes[a] >= 0 for a in kept) or s.shape[-1] == 1]
+        return [Read(node, s, s.axes[node.axis], node.inputs[1]) for s in rows]
     if node.op is Op.DOT:
         for i in (0, 1):
             counts = node.inputs[1 - i]
             if not flags[counts] & INTS or graph.values[counts].origin is Origin.INPUT:
                 continue
-            source = source_of(graph, flags, node, i)
-            if source is None:
-                continue
-            summed = _contracted(node, i, source)
-            if summed is not None:
-                return Read(node, source, summed, counts)
-    return None
+            summed = [(s, _contracted(node, i, s)) for s in sources_of(graph, flags, node, i)]
+            reads = [Read(node, s, axis, counts) for s, axis in summed if axis is not None]
+            if reads:
+                return reads
+    return []
 
 
 def _contracted(node: Node, i: int, source: Source) -> int | None:
@@ -86,13 +81,10 @@ def products_at(graph: Graph, flags: list[int], node: Node) -> Iterator[Read]:
         other = node.inputs[1 - i]
         if flags[node.inputs[i]] & INPUT or not flags[other] & INPUT or flags[other] & INTS:
             continue
-        source = source_of(graph, flags, node, i)
-        axes = node.axes[i]
-        if source is None or axes is None:
-            continue
-        width = _contracted(node, i, source)
-        if width is None:
-            continue
-        for out, a in enumerate(axes):
-            if a >= 0 and source.axes[a] >= 0 and source.axes[a] != width:
-                yield Read(node, source, source.axes[a], other, out)
+        for source in sources_of(graph, flags, node, i):
+            width = _contracted(node, i, source)
+            if width is None:
+                continue
+            for out, a in enumerate(node.axes[i] or ()):
+                if a >= 0 and source.axes[a] >= 0 and source.axes[a] != width:
+                    yield Read(node, source, source.axes[a], other, out)
