@@ -88,7 +88,7 @@ class Value(NamedTuple):  # a dataclass that is frozen costs four times as much 
 
     Attributes:
         number: The element of a one-element tensor that no input reached, or the one that all elements of a
-            leaf vector equal; else None.
+            leaf vector, or of a tensor made by filling, equal; else None.
         lost: Whether that element exists but its value is gone (meta tensors).
     """
 

@@ -224,3 +224,21 @@ def test_a_table_that_is_a_lookup_alone_is_drawn_at_one(made: type[Model]) -> No
     report = tiebeam.initialize(made(), IDS)
     assert [(done.name, done.std) for done in report.init] == [("embed.weight", 1.0)]
     assert "left-alone" not in {f.code for f in report.findings}
+
+
+class Prior(Model):
+    """What is trained is the prior; its logarithm is the bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prior = nn.Parameter(torch.full((300,), 0.5))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) + self.prior.log()
+
+
+def test_a_parameter_whose_function_is_the_bias_is_not_set_to_zero() -> None:
+    model = Prior()
+    tiebeam.initialize(model, IDS)
+    assert torch.equal(model.prior, torch.full((300,), 0.5))
+    assert bool(model(IDS).isfinite().all())

@@ -1,4 +1,4 @@
-"""Products written as multiply and sum: a pass that shows them to core as what they are."""
+"""Products written as multiply and sum, additions as stack and sum: a pass that shows them as what they are."""
 
 import math
 from dataclasses import replace
@@ -11,10 +11,12 @@ _BY_ELEMENT = (Op.CAST, Op.MUL, Op.DIV, Op.ADD, Op.SUB, Op.POINTWISE)
 def contracted(graph: Graph) -> Graph:
     """The graph with each sum over a broadcast product (h[..., None, :] * E).sum(-1) as one `Op.DOT`.
 
-    Only where both factors have the summed axis and each brings an axis that the other lacks: otherwise it is
-    a reduction of one signal, such as a norm's.
+    A sum over two stacked tensors becomes the addition that it is.
+
+    It is a product only where both factors have the summed axis and each brings an axis that the other lacks:
+    otherwise it is a reduction of one signal, such as a norm's.
     """
-    nodes = [_product(graph, n) or n for n in graph.nodes]
+    nodes = [_product(graph, n) or _addition(graph, n) or n for n in graph.nodes]
     return (
         replace(graph, nodes=tuple(nodes))
         if any(a is not b for a, b in zip(nodes, graph.nodes, strict=True))
@@ -43,6 +45,23 @@ def _product(graph: Graph, node: Node) -> Node | None:
     return node._replace(
         op=Op.DOT, inputs=inner.inputs, axes=(composed(a), composed(b)), attached=inner.attached, degree=None,
         sums=False, label=f"{inner.label} and {node.label}",
+    )  # fmt: skip
+
+
+def _addition(graph: Graph, node: Node) -> Node | None:
+    if node.op is not Op.REDUCE or not node.sums or node.axes[0] is None:
+        return None
+    inner, outer = graph.producer(node.inputs[0]), node.axes[0]
+    if inner is None or inner.op is not Op.CONCAT or len(inner.inputs) != 2 or None in inner.axes:
+        return None
+    rank = len(graph.values[inner.output].shape)
+    stacked = all(axes is not None and axes[inner.axis] < 0 for axes in inner.axes)
+    if not stacked or set(range(rank)) - set(outer) != {inner.axis} or len(outer) != rank - 1:
+        return None
+    axes = [tuple(along[i] for i in outer) for along in inner.axes if along is not None]
+    return node._replace(
+        op=Op.ADD, inputs=inner.inputs, axes=tuple(axes), attached=inner.attached, degree=None, sums=False,
+        label=f"{inner.label} and {node.label}",
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from tiebeam.core.numbers import ONE, OWN, Factor, is_mask, scalar, uniform
 from tiebeam.core.provenance import INPUT
 from tiebeam.ir import Graph, Leaf, Node, Op
 
+_TO_A_BIAS = (Op.LAYOUT, Op.CAST, Op.MUL, Op.DIV, Op.GATHER, Op.POINTWISE)
 _PASS = (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK, Op.UPDATE, Op.CONCAT)
 
 
@@ -266,14 +267,17 @@ class Forward:
                 self.walk.biases.append(leaf)
 
     def _leaf_behind(self, value: int) -> str | None:
-        """The leaf that `value` is, up to views, casts and a scalar."""
-        v = value
+        """The leaf that `value` is, up to views, casts, rows of all places and a scalar.
+
+        Behind a function (the logarithm of a prior) only one that is not trained: zeroing it would not zero the bias.
+        """
+        v, curved = value, False
         for _ in range(32):
             leaf = self.graph.values[v].leaf
             if leaf is not None:
-                return leaf.name
+                return None if curved and leaf.trainable else leaf.name
             node = self.graph.producer(v)
-            if node is None or node.op not in (Op.LAYOUT, Op.CAST, Op.MUL, Op.DIV):
+            if node is None or node.op not in _TO_A_BIAS:
                 return None
             i = 0
             if node.op in (Op.MUL, Op.DIV):
@@ -281,6 +285,7 @@ class Forward:
                 i = 1 if node.op is Op.MUL and sizes[0] < sizes[1] else 0
                 if scalar(self.graph, self.flags, node.inputs[1 - i]) is None:
                     return None
+            curved |= node.op is Op.POINTWISE
             v = node.inputs[i]
         return None
 

@@ -23,6 +23,9 @@ REDUCTIONS = {"sum": 1.0, "mean": 1.0, "amax": 1.0, "amin": 1.0, "max": 1.0, "mi
 ELEMENTWISE_LOSSES = frozenset(
     "mse_loss binary_cross_entropy binary_cross_entropy_with_logits huber_loss smooth_l1_loss soft_margin_loss".split()
 )
+FILLED_WITH = {**dict.fromkeys(("ones", "new_ones", "ones_like"), 1.0),
+               **dict.fromkeys(("zeros", "new_zeros", "zeros_like", "zero"), 0.0)}  # fmt: skip
+FILL_ARGUMENT = {"full": 1, "full_like": 1, "fill": 1, "new_full": 2}
 VIEWS = frozenset(
     "t transpose permute view _unsafe_view _reshape_alias expand slice select squeeze unsqueeze unbind split chunk "
     "split_with_sizes as_strided unfold narrow diagonal alias detach movedim swapaxes view_as_real".split()
@@ -36,6 +39,8 @@ def lower_record(low: Lowering, record: Record) -> None:
     """Append the nodes of one record."""
     name = record.schema.name
     if name in MADE_FROM_NOTHING:
+        at = FILL_ARGUMENT.get(name, len(record.args))
+        low.filled(record.args[at] if at < len(record.args) else FILLED_WITH.get(name))
         return
     rule = RULES.get(name)
     if rule is not None:
