@@ -233,3 +233,11 @@ def test_a_lookup_that_could_be_read_out_unseen_is_left_alone_and_the_others_are
     tables = [lookup_table("words"), lookup_table("types"), readout_table("head")]
     plans = plan_init(tables, "auto", unseen={"words": "fused_loss reads it", "head": "never asked for a readout"})
     assert [(p.table.name, p.ordinal) for p in plans] == [("types", 1), ("head", 2)]
+
+
+def test_a_head_over_another_number_of_outputs_than_there_are_tokens_could_be_a_classifier_and_is_left_alone():
+    words = lookup_table("words")
+    for vocab, drawn in ((words.vocab, True), (words.vocab + 8, True), (words.vocab // 2, False)):
+        tables = [words, readout_table("head", vocab=vocab)]
+        assert ("head" in [p.table.name for p in plan_init(tables, "auto")]) == drawn
+    assert len(plan_init([readout_table("head", vocab=words.vocab // 2)], "auto")) == 1

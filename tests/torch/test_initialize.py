@@ -242,3 +242,20 @@ def test_a_parameter_whose_function_is_the_bias_is_not_set_to_zero() -> None:
     tiebeam.initialize(model, IDS)
     assert torch.equal(model.prior, torch.full((300,), 0.5))
     assert bool(model(IDS).isfinite().all())
+
+
+class Tagger(Model):
+    """A head over 140 tags: no vocabulary, though it is as tall as one could be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 140)
+
+
+def test_a_classifier_is_not_drawn_as_a_readout_and_a_note_says_so() -> None:
+    model = Tagger()
+    before = model.head.weight.detach().clone()
+    report = tiebeam.initialize(model, IDS)
+    assert [done.name for done in report.init] == ["embed.weight"]
+    assert torch.equal(model.head.weight, before)
+    assert any("classifier" in note for note in report.notes)

@@ -1,14 +1,16 @@
 """`tiebeam.initialize`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from tiebeam.api.inspection import report_of, silent
 from tiebeam.api.look import Look, look
 from tiebeam.backends import entry_of
 from tiebeam.backends.protocol import Functional
+from tiebeam.core.facts import Table
 from tiebeam.core.findings import in_order
 from tiebeam.core.init import (
     ROUNDS,
@@ -16,6 +18,7 @@ from tiebeam.core.init import (
     Mode,
     TablePlan,
     contradiction,
+    could_be_a_classifier,
     could_be_a_layer,
     has_no_effect,
     next_std,
@@ -154,8 +157,13 @@ def _initialized(seen: Look, mode: Mode, seed: int) -> Report:
         )
     for plan in plans:
         seen.model.check_writable(seen.traced, _leaf(seen, plan))
-    report = _write(seen, plans, seed) if plans else report_of(seen)
+    report = _write(seen, plans, seed) if plans else _unwritten(seen)
     return replace(report, findings=in_order([*report.findings, *_left_alone(seen, unseen)]))
+
+
+def _unwritten(seen: Look) -> Report:
+    report = report_of(seen)
+    return replace(report, notes=(*report.notes, *_left(seen)))
 
 
 def _unseen(seen: Look) -> dict[str, str]:
@@ -288,11 +296,13 @@ def _still(seen: Look, report: Report) -> list[Finding]:
 
 
 def _left(seen: Look) -> list[str]:
-    return [
-        f"{t.name} was left alone: it is square and only multiplied, so it could be a layer of the body"
-        for t in seen.tables
-        if could_be_a_layer(t)
-    ]
+    whys: dict[str, Callable[[Table], bool]] = {
+        "it is square and only multiplied, so it could be a layer of the body": could_be_a_layer,
+        "it has another number of outputs than any lookup has tokens, so it could be a classifier": partial(
+            could_be_a_classifier, tables=seen.tables
+        ),
+    }
+    return [f"{t.name} was left alone: {why}" for t in seen.tables for why, holds in whys.items() if holds(t)]
 
 
 def _table(now: Look, plan: TablePlan) -> Any:

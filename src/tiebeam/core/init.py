@@ -41,7 +41,7 @@ def plan_init(
     """A plan for every table that has a role to be set for.
 
     An extra lookup beside a tied table (a per-layer table, a gate that starts at zero) is left alone; so is what
-    `could_be_a_layer`, and a lookup alone that could be read out unseen.
+    `could_be_a_layer` or `could_be_a_classifier`, and a lookup alone that could be read out unseen.
 
     Args:
         unseen: By table name what could be a readout of it: at a lookup's std its logits would be sqrt(width).
@@ -56,7 +56,7 @@ def plan_init(
     for ordinal, t in enumerate(tables):
         if t.vocab == 0 or t.width == 0 or could_be_a_layer(t) or _silent_gate(t) or (tied and not t.readouts):
             continue
-        if t.name in unseen and not t.readouts:
+        if (t.name in unseen and not t.readouts) or could_be_a_classifier(t, tables):
             continue
         known = _structural(t)
         if known is None and (mode == "analytic" or meta):
@@ -86,6 +86,13 @@ def plan_init(
 def could_be_a_layer(t: Table) -> bool:
     """A square matrix that is only multiplied: a head of a byte-level model, or the last layer of a body."""
     return t.vocab == t.width and not t.lookups
+
+
+def could_be_a_classifier(t: Table, tables: Sequence[Table]) -> bool:
+    """A matrix that is only multiplied, over another number of outputs than any lookup has tokens."""
+    known = [other.vocab for other in tables if other.lookups]
+    apart = all(abs(t.vocab - v) > max(8, 0.02 * max(t.vocab, v)) for v in known)
+    return not t.lookups and bool(known) and apart
 
 
 def _structural(t: Table) -> float | None:
