@@ -40,7 +40,7 @@ class Op(Enum):
     GATHER = auto()  # operand 0 read along `Node.axis` at the integers of operand 1
     DOT = auto()  # product of operands 0 and 1, summed over the axes that neither output axis carries
     NORMALIZE = auto()  # operand 0 divided by its own size; operands 1.. are gain and bias
-    LOSS = auto()  # operand 0 read at integer targets along `Node.axis`, then reduced
+    LOSS = auto()  # operand 0 read at integer targets along `Node.axis` (-1: each against a target), then reduced
     OPAQUE = auto()
 
 
@@ -88,7 +88,7 @@ class Value(NamedTuple):  # a dataclass that is frozen costs four times as much 
 
     Attributes:
         number: The element of a one-element tensor that no input reached, or the one that all elements of a
-            leaf vector equal; else None.
+            leaf vector, or of a tensor made by filling, equal; else None.
         lost: Whether that element exists but its value is gone (meta tensors).
     """
 

@@ -43,6 +43,12 @@ def test_the_walk_back_from_a_readout_collects(step, factor):
     assert readout_of(model(hidden=step)).factor == pytest.approx(factor)
 
 
+@pytest.mark.parametrize("share", [1 / T, 2.0 / T])
+def test_a_mean_of_different_positions_is_no_factor_but_another_number_is(share):
+    g = model(hidden=lambda g, x: g.mul(g.reduce(x, 1), share))
+    assert readout_of(g).factor == pytest.approx(1.0 if share == 1 / T else share)
+
+
 @pytest.mark.parametrize(
     "norm", [Build.norm, Build.decomposed_rms_norm, Build.decomposed_layer_norm, Build.decomposed_l2_norm]
 )

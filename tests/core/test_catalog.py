@@ -18,7 +18,11 @@ from tiebeam.core.findings import CATALOG, CODES
 SOURCE = Path(tiebeam.__file__).parent
 ORDER = ("info", "warning", "error")
 #: Rules that need a framework's model: tested beside their backend.
-ELSEWHERE = {"meta-left": "backends/torch/diagnose.py", "not-settled": "api/initialization.py"}
+ELSEWHERE = {
+    "left-alone": "api/initialization.py",
+    "meta-left": "backends/torch/diagnose.py",
+    "not-settled": "api/initialization.py",
+}
 
 
 def emitted(text: str) -> list[tuple[str, set[str]]]:

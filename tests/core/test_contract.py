@@ -63,3 +63,23 @@ def test_a_sum_of_something_done_to_the_product_is_left_as_it_is():
     g = Build()
     y = written_out(g, g.input((B, T, D)), g.leaf("w", (V, D)), lambda g, y: g.pointwise(y))
     assert unchanged(g.returned(y))
+
+
+def test_a_product_of_expanded_factors_that_were_divided_by_their_sizes_is_one_product():
+    """A cosine: both sides are expanded to (B, T, V, D), each is divided by its norm, then multiplied and summed."""
+    g = Build()
+    x, w = g.input((B, T, D)), g.leaf("w", (V, D))
+    a = g.layout(x, (B, T, V, D), (0, 1, -1, 2))
+    b = g.layout(w, (B, T, V, D), (-1, -1, 0, 1))
+    graph = contracted(
+        g.returned(g.reduce(g.mul(g.decomposed_l2_norm(a), g.decomposed_l2_norm(b)), keep=False)).graph()
+    )
+    node = graph.nodes[-1]
+    assert node.op is Op.DOT
+    assert node.axes == ((0, 1, -1), (-1, -1, 2))
+
+
+def test_a_product_of_signals_that_differ_everywhere_is_left_as_it_is():
+    g = Build()
+    x = g.input((B, T, V, D))
+    assert unchanged(g.returned(g.reduce(g.mul(g.pointwise(x), g.pointwise(x)), keep=False)))

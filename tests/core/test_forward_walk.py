@@ -260,7 +260,6 @@ def test_the_walk_from_a_readout_passes_through(step):
 
 LOGITS_END = {
     "a softmax": lambda g, z: g.softmax(z),
-    "an activation": lambda g, z: g.pointwise(z),
     "a vector of the inputs' own": lambda g, z: g.opaque(z),
 }
 
@@ -272,6 +271,76 @@ def test_the_walk_from_a_readout_ends_at(step):
         return g.concat(z, g.mul(step(g, z), 4.0), axis=0)
 
     assert readout_of(model(logits=logits)).factor == 2.0
+
+
+CURVED = {
+    "a function of its own": lambda g, z: g.pointwise(z, label="atan"),
+    "a softsign by hand": lambda g, z: g.div(z, g.add(g.pointwise(z, 1.0, label="abs"), 1.0)),
+    "a gate": lambda g, z: g.mul(z, g.pointwise(z, label="sigmoid")),
+    "a mixture with a soft cap": lambda g, z: g.add(g.mul(z, 0.5), g.tanh(z)),
+}
+
+
+@pytest.mark.parametrize("curve", CURVED.values(), ids=CURVED)
+def test_logits_scaled_for_a_function_of_unknown_slope_have_no_factor(curve):
+    readout = readout_of(model(logits=lambda g, z: g.mul(curve(g, g.div(z, 30.0)), 30.0)))
+    assert readout.factor is None
+    assert "slope" in readout.notes[0]
+
+
+def test_a_number_on_the_hidden_state_counts_before_a_function_of_unknown_slope_as_well():
+    g = model(hidden=lambda g, x: g.div(x, 30.0), logits=lambda g, z: g.mul(g.pointwise(z), 30.0))
+    assert readout_of(g).factor is None
+
+
+def test_an_activation_on_plain_logits_is_only_where_the_walk_ends():
+    assert readout_of(model(logits=lambda g, z: g.mul(g.pointwise(z), 4.0))).factor == 1.0
+
+
+def test_a_log_softmax_by_hand_leaves_the_factor_of_the_logits():
+    def logits(g, z):
+        z = g.mul(z, 2.0)
+        return g.sub(z, g.reduce(z, degree=None, sums=False))
+
+    assert readout_of(model(logits=logits)).factor == 2.0
+
+
+def test_copies_of_the_rows_that_are_stacked_and_added_up_are_a_factor():
+    def stacked(g, x):
+        parts = [(0, 1, 2, -1)] * 4
+        return g.reduce(g.node(Op.CONCAT, [x] * 4, parts, (B, T, D, 4), axis=3), keep=False)
+
+    assert lookup_of(model(rows=stacked)).factor == 4.0
+    assert lookup_of(model(rows=lambda g, x: g.mul(g.mul(stacked(g, x), 0.25), 8.0))).factor == 8.0
+    assert readout_of(model(hidden=stacked)).factor == 4.0
+
+
+def test_rows_of_different_tokens_that_are_added_up_end_the_walk():
+    g = model(rows=lambda g, x: g.mul(g.reduce(x, 1), 8.0))
+    assert lookup_of(g).factor == 1.0
+
+
+@pytest.mark.parametrize(
+    "own",
+    [lambda g, w: g.reduce(g.reduce(g.pointwise(w, 2.0), 1), 0), lambda g, w: g.select(g.select(w, 0), 0)],
+    ids=["its size", "an entry"],
+)  # fmt: skip
+@pytest.mark.parametrize("place", ["rows", "hidden", "logits", "table"])
+def test_a_number_computed_from_the_table_itself_is_no_constant(place, own):
+    g = Build()
+    w = g.leaf("embed.weight", (V, D))
+    x = g.gather(w, g.input_ids())
+    number = own(g, w)
+    g.values[number] = g.values[number]._replace(number=3.0)
+    steps = {"rows": 0, "hidden": 0, "logits": 0, "table": 0, place: 1}
+    x = g.div(x, number) if steps["rows"] else x
+    x = g.norm(g.residual(x))
+    x = g.mul(x, number) if steps["hidden"] else x
+    z = g.dot(x, g.div(w, number) if steps["table"] else w)
+    g.returned(g.mul(z, number) if steps["logits"] else z)
+    record = lookup_of(g) if steps["rows"] else readout_of(g)
+    assert record.factor is None
+    assert "table itself" in record.notes[0]
 
 
 def test_the_walk_from_a_readout_ends_where_the_logits_are_returned():

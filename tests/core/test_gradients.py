@@ -82,3 +82,21 @@ def test_an_operand_whose_gradient_is_not_known_counts_as_reached():
     x = g.mul(g.leaf("a", (D,)), 2.0)
     graph = g.returned(x).graph()
     assert reached_by_gradients(graph)[graph.nodes[0].inputs[1]]
+
+
+def test_a_choice_that_is_returned_beside_a_loss_does_not_cut_its_readout():
+    g = Build()
+    w = g.leaf("embed.weight", (V, D))
+    x = g.norm(g.residual(g.gather(w, g.input_ids())))
+    token = g.reduce(g.dot(x, w), keep=False, sums=False, degree=0.0, dtype="int64")
+    g.returned(g.dot(x, g.leaf("classifier.weight", (3, D))), token)
+    assert readout_of(g).gradient
+
+
+def test_a_choice_from_a_detached_table_is_cut_off():
+    g = Build()
+    w = g.leaf("embed.weight", (V, D))
+    x = g.norm(g.residual(g.gather(w, g.input_ids())))
+    token = g.reduce(g.dot(x, g.detach(w)), keep=False, sums=False, degree=0.0, dtype="int64")
+    g.returned(g.dot(x, g.leaf("classifier.weight", (3, D))), token)
+    assert not readout_of(g).gradient

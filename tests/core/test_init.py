@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.core.facts import ROOT, couple, lookup_table, readout, readout_table, table
 
-from tiebeam.core.init import ROUNDS, SETTLED, has_no_effect, measured_logit_std, next_std, plan_init
+from tiebeam.core.init import ROUNDS, SETTLED, contradiction, has_no_effect, measured_logit_std, next_std, plan_init
 from tiebeam.errors import RangeError
 
 
@@ -197,3 +197,47 @@ def test_damped_rounds_settle_where_undamped_ones_alternate(start, power):
     for _ in range(2):
         undamped.append(undamped[-1] / logits(undamped[-1]))
     assert power != 2 or undamped[2] == pytest.approx(start)
+
+
+def measured(std, **facts):
+    return table(readouts=(readout(logit_std=std, **facts),))
+
+
+def test_logits_that_contradict_the_formula_are_told():
+    assert "8.5" in contradiction(measured(8.5), 1 / ROOT)
+    assert contradiction(measured(0.5), 1 / ROOT)
+
+
+def test_logits_within_the_chance_of_a_draw_of_so_many_rows_contradict_nothing():
+    t = measured(1.0)
+    chance = SETTLED + 3 / math.sqrt(2 * t.vocab)
+    assert contradiction(t, 1 / ROOT) == ""
+    assert contradiction(measured(1 + 0.9 * chance), 1 / ROOT) == ""
+    assert contradiction(measured(1 - 0.9 * chance), 1 / ROOT) == ""
+    assert contradiction(measured(1 - 1.1 * chance), 1 / ROOT)
+
+
+def test_the_own_token_of_a_tied_table_adds_to_the_variance_of_its_logits():
+    own = math.sqrt(1 + 0.81 * table().width / table().vocab)
+    chance = SETTLED + 3 / math.sqrt(2 * table().vocab)
+    assert contradiction(measured(own + 0.9 * chance, kappa=0.9), 1 / ROOT) == ""
+    assert contradiction(measured(own + 0.9 * chance, kappa=0.0), 1 / ROOT)
+
+
+def test_what_was_not_measured_contradicts_nothing():
+    assert contradiction(measured(None), 1 / ROOT) == ""
+    assert contradiction(table(readout_factor=None, readouts=(readout(logit_std=9.0),)), 1 / ROOT) == ""
+
+
+def test_a_lookup_that_could_be_read_out_unseen_is_left_alone_and_the_others_are_not():
+    tables = [lookup_table("words"), lookup_table("types"), readout_table("head")]
+    plans = plan_init(tables, "auto", unseen={"words": "fused_loss reads it", "head": "never asked for a readout"})
+    assert [(p.table.name, p.ordinal) for p in plans] == [("types", 1), ("head", 2)]
+
+
+def test_a_head_over_another_number_of_outputs_than_there_are_tokens_could_be_a_classifier_and_is_left_alone():
+    words = lookup_table("words")
+    for vocab, drawn in ((words.vocab, True), (words.vocab + 8, True), (words.vocab // 2, False)):
+        tables = [words, readout_table("head", vocab=vocab)]
+        assert ("head" in [p.table.name for p in plan_init(tables, "auto")]) == drawn
+    assert len(plan_init([readout_table("head", vocab=words.vocab // 2)], "auto")) == 1

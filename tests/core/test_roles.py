@@ -86,8 +86,45 @@ def test_positions_that_the_caller_passes_are_left_out_as_their_table_is_no_voca
     assert names(reads_of(g.graph()).lookups) == {"embed.weight"}
 
 
+CHOSEN = {
+    "the largest id": lambda g, ids: g.reduce(ids, sums=False, dtype="int64"),
+    "ids in another order": lambda g, ids: g.layout(ids, (B, T), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("choose", CHOSEN.values(), ids=CHOSEN)
+def test_ids_that_were_chosen_among_ids_are_ids(choose):
+    g = Build()
+    x = g.gather(g.leaf("embed.weight", (V, D)), choose(g, g.input_ids()))
+    assert names(reads_of(g.returned(head(g, body(g, x))).graph()).lookups) == {"embed.weight"}
+
+
+def test_the_places_of_chosen_ids_are_no_ids():
+    g = Build()
+    w, ids = g.leaf("embed.weight", (V, D)), g.input_ids()
+    values = g.reduce(ids, sums=False, dtype="int64")
+    g.values.append(g.values[values]._replace(id=len(g.values)))
+    g.grad.append(False)
+    g.nodes[-1] = g.nodes[-1]._replace(outputs=(values, len(g.values) - 1))
+    g.returned(head(g, body(g, g.gather(w, len(g.values) - 1))))
+    assert reads_of(g.graph()).lookups == ()
+
+
 def test_token_types_are_no_vocabulary():
     g = model(rows=lambda g, x: g.add(x, g.gather(g.leaf("types", (2, D)), g.input_ids())))
+    assert names(reads_of(g.graph()).lookups) == {"embed.weight"}
+
+
+@pytest.mark.parametrize("which", ["key", "storage"])
+def test_a_number_that_is_one_tables_key_and_anothers_storage_does_not_make_them_one(which):
+    g = Build()
+    types = g.leaf("types", (2, D), key=7, storage=100)
+    words = g.leaf("embed.weight", (V, D), key=8, storage=101)
+    head = g.leaf(
+        "head.weight", (V, D), **({"key": 100, "storage": 102} if which == "key" else {"key": 9, "storage": 7})
+    )
+    ids = g.input_ids()
+    g.returned(g.dot(body(g, g.add(g.gather(words, ids), g.gather(types, ids))), head))
     assert names(reads_of(g.graph()).lookups) == {"embed.weight"}
 
 
@@ -136,8 +173,6 @@ def test_this_is_a_readout(read):
 
 
 NO_READOUTS = {
-    "the largest logit alone": lambda g, x, w: g.reduce(g.dot(x, w), sums=False),
-    "the next token alone": lambda g, x, w: g.reduce(g.dot(x, w), keep=False, degree=0.0, dtype="int64"),
     "a sum over the vocabulary": lambda g, x, w: g.reduce(g.dot(x, w)),
     "logits that go into something unknown": lambda g, x, w: g.opaque(g.dot(x, w), shape=(B, T, D)),
     "logits that a normalisation took": lambda g, x, w: g.norm(g.dot(x, w)),
@@ -151,6 +186,48 @@ def test_a_product_whose_vocabulary_reaches_no_output_and_no_loss_is_no_readout(
     w = g.leaf("embed.weight", (V, D))
     g.returned(read(g, body(g, g.gather(w, g.input_ids())), w))
     assert reads_of(g.graph()).readouts == ()
+
+
+DECIDED = {
+    "the largest logit alone": lambda g, z: g.reduce(z, sums=False),
+    "the next token alone": lambda g, z: g.reduce(z, keep=False, sums=False, degree=0.0, dtype="int64"),
+    "the normaliser of the logits": lambda g, z: g.reduce(z, sums=False, degree=None),
+    "one logit of all": lambda g, z: g.select(z, 2),
+    "log-probabilities picked by several indices": lambda g, z: g.node(
+        Op.LAYOUT, [g.softmax(z), g.arange(B), g.input_ids((B,))], [(-1,), None, None], (B,)
+    ),
+    "log-probabilities under soft targets": lambda g, z: g.reduce(g.mul(g.softmax(z), g.input((B, T, V)))),
+    "a mask of the labels": lambda g, z: g.reduce(g.mask(g.softmax(z), g.one_hot(g.input_ids()))),
+    "a loss of each logit against its target": lambda g, z: g.node(
+        Op.LOSS, [z, g.input((B, T, V))], [None, None], (), axis=-1
+    ),
+    "a loss by hand": lambda g, z: g.mean(g.mean(g.mean(g.pointwise(g.sub(z, g.input((B, T, V))), 2.0)))),
+    "a label picked in a flat copy": lambda g, z: g.node(
+        Op.GATHER, [g.layout(z, (B * T * V,), (-1,)), g.input_ids((B,))], [(-1,), (0,)], (B,), axis=0
+    ),
+}
+
+
+@pytest.mark.parametrize("end", DECIDED.values(), ids=DECIDED)
+def test_logits_of_a_looked_up_table_that_end_in_a_loss_or_a_choice_are_a_readout(end):
+    assert names(reads_of(model(logits=end).graph()).readouts) == {"embed.weight"}
+
+
+@pytest.mark.parametrize("end", [pytest.param(e, id=n) for n, e in DECIDED.items() if "picked in a flat" not in n])
+def test_a_loss_or_a_choice_that_nobody_sees_is_none(end):
+    g = model(logits=end)
+    x = next(n.inputs[0] for n in reversed(g.nodes) if n.op is Op.DOT)
+    assert reads_of(g.returned(x).graph()).readouts == ()
+
+
+@pytest.mark.parametrize("end", ["the largest logit alone", "one logit of all", "a loss by hand"])
+def test_a_layer_of_the_vocabularys_size_is_no_head_for_what_is_done_to_its_features(end):
+    assert reads_of(model(head="layer.weight", logits=DECIDED[end]).graph()).readouts == ()
+
+
+@pytest.mark.parametrize("end", ["log-probabilities picked by several indices", "log-probabilities under soft targets"])
+def test_a_head_of_its_own_is_known_by_the_softmax_over_it(end):
+    assert names(reads_of(model(head="head.weight", logits=DECIDED[end]).graph()).readouts) == {"head.weight"}
 
 
 def test_probabilities_fed_back_into_the_table_are_no_readout():

@@ -4,7 +4,8 @@ import pytest
 from tests.core.build import Build, D, T, V
 
 from tiebeam.core.provenance import provenance
-from tiebeam.core.source import DEPTH, source_of
+from tiebeam.core.source import DEPTH, source_of, sources_of
+from tiebeam.ir import Op
 
 
 def source(g, weight, axis=1):
@@ -23,6 +24,8 @@ PATHS = {
     "dropout written as a product": (lambda g, w: g.mul(w, g.random((V, 1))), (0, 1)),
     "cast and copied transposed": (lambda g, w: g.cast(g.transpose(g.cast(w))), (1, 0)),
     "sliced": (lambda g, w: g.slice(w, 0, V - 4), (0, 1)),
+    "read at every place": (lambda g, w: g.gather(w, g.arange(V)), (0, 1)),
+    "read in an order kept in a buffer": (lambda g, w: g.gather(w, g.buffer("order", (V,), dtype="int64")), (0, 1)),
     "gathered from shards": (lambda g, w: g.concat(g.slice(w, 0, V // 2), g.slice(w, 0, V // 2), axis=0), (0, 1)),
 }
 
@@ -51,6 +54,23 @@ def test_a_table_behind_this_is_found_and_said_not_to_be_read_as_it_is(step):
     found = source(g, step(g, g.leaf("embed.weight", (V, D))))
     assert found.leaf.name == "embed.weight"
     assert found.altered
+
+
+BENT = {
+    "tanh": lambda g, w: g.mul(g.tanh(w), 2.0),
+    "a sign": lambda g, w: g.pointwise(w, 0.0),
+    "a clamp": lambda g, w: g.pointwise(w),
+    "a normalisation": lambda g, w: g.norm(w),
+    "a softmax": lambda g, w: g.softmax(w),
+}
+
+
+@pytest.mark.parametrize("step", BENT.values(), ids=BENT)
+def test_a_table_that_is_not_multiplied_but_changed_otherwise_has_no_factor(step):
+    g = Build()
+    found = source(g, step(g, g.leaf("embed.weight", (V, D))))
+    assert found.factor.value is None
+    assert "no multiplication" in found.factor.reason
 
 
 @pytest.mark.parametrize("axes", [(V,), ()])
@@ -99,6 +119,34 @@ def test_a_detached_table_stays_cut_off_under_what_is_trained_on_top_of_it():
     g = Build()
     found = source(g, g.add(g.detach(g.leaf("embed.weight", (V, D))), g.leaf("delta", (D,))))
     assert (found.leaf.name, found.attached) == ("embed.weight", False)
+
+
+@pytest.mark.parametrize(
+    "places", [lambda g: g.arange(V - 1), lambda g: g.input_ids((V,)), lambda g: g.cast(g.random((V,)), "int64")],
+    ids=["fewer rows", "rows that are asked for", "rows drawn at random"],
+)  # fmt: skip
+def test_some_rows_of_a_table_are_not_the_table(places):
+    g = Build()
+    assert source(g, g.gather(g.leaf("embed.weight", (V, D)), places(g))) is None
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_parts_of_a_table_are_several(axis):
+    g = Build()
+    w = g.concat(g.leaf("a", (V, D)), g.leaf("b", (V, D)), axis=axis)
+    g.returned(g.dot(g.input((T, g.shape(w)[1])), w))
+    graph = g.graph()
+    found = sources_of(graph, provenance(graph), graph.nodes[-1], 1)
+    assert [(f.leaf.name, f.axes) for f in found] == [("a", (0, 1)), ("b", (0, 1))]
+
+
+def test_one_of_several_matrices_that_were_stacked_is_one():
+    g = Build()
+    parts = [(-1, 0, 1)] * 2
+    stacked = g.node(Op.CONCAT, [g.leaf("a", (V, D)), g.leaf("b", (V, D))], parts, (2, V, D), axis=0)
+    g.returned(g.dot(g.input((T, D)), g.select(stacked, 0)))
+    graph = g.graph()
+    assert len(sources_of(graph, provenance(graph), graph.nodes[-1], 1)) == 1
 
 
 def test_a_table_is_not_looked_for_without_end():

@@ -120,3 +120,142 @@ def test_an_offloaded_model_is_refused() -> None:
     model = cpu_offload(Model(), execution_device=torch.device("cpu"))
     with pytest.raises(tiebeam.InputError, match="lies elsewhere"):
         tiebeam.initialize(model, IDS)
+
+
+class Shards(nn.Module):
+    """A table cut along its width: each half gives half of every logit, which no std of one half accounts for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halves = nn.ModuleList(nn.Embedding(300, 32) for _ in range(2))
+        self.norm = nn.LayerNorm(64)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.norm(torch.cat([half(ids) for half in self.halves], -1))
+        parts = zip(h.chunk(2, -1), self.halves, strict=True)
+        first, second = (nn.functional.linear(x, half.weight) for x, half in parts)
+        return first + second
+
+
+def test_logits_that_are_not_at_one_are_not_called_settled_whatever_the_formula_says() -> None:
+    torch.manual_seed(0)
+    model = Shards()
+    report = tiebeam.initialize(model, IDS)
+    std = model(IDS).std().item()
+    assert std > 1.3
+    assert [done.settled for done in report.init] == [False, False]
+    assert "not-settled" in {f.code for f in report.findings}
+
+
+class Candidates(Model):
+    """Logits of some tokens alone: the readout of a sampled softmax."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.norm(self.mid(self.embed(ids)))
+        return (h * self.embed.weight[ids]).sum(-1)
+
+
+class Fused(Model):
+    """A readout inside an operation of unknown body."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return logits_of(self.norm(self.mid(self.embed(ids))), self.embed.weight).logsumexp(-1)
+
+
+@torch.library.custom_op("tiebeam_test::logits_of", mutates_args=())
+def logits_of(h: Tensor, table: Tensor) -> Tensor:
+    return h @ table.T
+
+
+@logits_of.register_fake
+def _(h: Tensor, table: Tensor) -> Tensor:
+    return h.new_empty(*h.shape[:-1], table.shape[0])
+
+
+logits_of.register_autograd(lambda ctx, grad: (None, None))
+
+
+class Rotated(Model):
+    """A readout through a product of the table with another matrix."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.norm(self.embed(ids)) @ (self.embed.weight @ self.mid.weight).T
+
+
+@pytest.mark.parametrize("made", [Candidates, Fused, Rotated])
+def test_a_table_that_could_be_read_out_unseen_is_not_drawn_and_said_to_be_left(made: type[Model]) -> None:
+    model = made()
+    before = model.embed.weight.detach().clone()
+    report = tiebeam.initialize(model, IDS)
+    assert report.init == ()
+    assert torch.equal(model.embed.weight, before)
+    (finding,) = [f for f in report.findings if f.code == "left-alone"]
+    assert (finding.where, finding.severity) == ("embed.weight", "warning")
+    assert "sqrt(width)" in finding.message
+    assert finding.hint
+
+
+def test_a_table_beside_one_that_is_left_alone_is_drawn() -> None:
+    model = Candidates()
+    model.extra = nn.Embedding(300, 64)
+    model.mid.register_forward_pre_hook(lambda mid, args: (args[0] + model.extra(IDS),))
+    report = tiebeam.initialize(model, IDS)
+    assert [done.name for done in report.init] == ["extra.weight"]
+    assert model.extra.weight.std().item() == pytest.approx(1.0, rel=0.02)
+
+
+class Encoder(Model):
+    """A table that is only looked up, in a model without logits."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.norm(self.mid(self.embed(ids)))
+
+
+class Attended(Encoder):
+    """... whose rows are multiplied with each other, and whose table is a memory that is mixed by its rows."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        return self.norm((x @ x.transpose(1, 2)).softmax(-1) @ x)
+
+
+@pytest.mark.parametrize("made", [Encoder, Attended])
+def test_a_table_that_is_a_lookup_alone_is_drawn_at_one(made: type[Model]) -> None:
+    report = tiebeam.initialize(made(), IDS)
+    assert [(done.name, done.std) for done in report.init] == [("embed.weight", 1.0)]
+    assert "left-alone" not in {f.code for f in report.findings}
+
+
+class Prior(Model):
+    """What is trained is the prior; its logarithm is the bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prior = nn.Parameter(torch.full((300,), 0.5))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) + self.prior.log()
+
+
+def test_a_parameter_whose_function_is_the_bias_is_not_set_to_zero() -> None:
+    model = Prior()
+    tiebeam.initialize(model, IDS)
+    assert torch.equal(model.prior, torch.full((300,), 0.5))
+    assert bool(model(IDS).isfinite().all())
+
+
+class Tagger(Model):
+    """A head over 140 tags: no vocabulary, though it is as tall as one could be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 140)
+
+
+def test_a_classifier_is_not_drawn_as_a_readout_and_a_note_says_so() -> None:
+    model = Tagger()
+    before = model.head.weight.detach().clone()
+    report = tiebeam.initialize(model, IDS)
+    assert [done.name for done in report.init] == ["embed.weight"]
+    assert torch.equal(model.head.weight, before)
+    assert any("classifier" in note for note in report.notes)

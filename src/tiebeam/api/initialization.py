@@ -1,16 +1,29 @@
 """`tiebeam.initialize`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from tiebeam.api.inspection import report_of, silent
 from tiebeam.api.look import Look, look
 from tiebeam.backends import entry_of
 from tiebeam.backends.protocol import Functional
+from tiebeam.core.facts import Table
 from tiebeam.core.findings import in_order
-from tiebeam.core.init import ROUNDS, SETTLED, Mode, TablePlan, could_be_a_layer, has_no_effect, next_std, plan_init
+from tiebeam.core.init import (
+    ROUNDS,
+    SETTLED,
+    Mode,
+    TablePlan,
+    contradiction,
+    could_be_a_classifier,
+    could_be_a_layer,
+    has_no_effect,
+    next_std,
+    plan_init,
+)
 from tiebeam.core.ranges import check_fits, fits
 from tiebeam.core.report import Finding, Report, TableInit
 from tiebeam.errors import InputError, RangeError, TraceError
@@ -138,16 +151,49 @@ def _initialized(seen: Look, mode: Mode, seed: int) -> Report:
             expected="logits or a loss, as tensors",
             hint="pass inputs with which it returns them",
         )
-    plans = plan_init(seen.tables, mode, meta=meta)
+    unseen = _unseen(seen)
+    plans = plan_init(seen.tables, mode, meta=meta, unseen=unseen)
     if meta:
+        report = report_of(seen)
         return replace(
-            report_of(seen),
+            report,
+            findings=in_order([*report.findings, *_left_alone(seen, unseen)]),
             init=tuple(_done(p, p.std, p.table, None, 0, written=False, seed=seed) for p in plans),
         )
     for plan in plans:
         check_fits(plan.table.name, plan.std, plan.table.dtype)
         seen.model.check_writable(seen.traced, _leaf(seen, plan))
-    return _write(seen, plans, seed)
+    report = _write(seen, plans, seed) if plans else _unwritten(seen)
+    return replace(report, findings=in_order([*report.findings, *_left_alone(seen, unseen)]))
+
+
+def _unwritten(seen: Look) -> Report:
+    report = report_of(seen)
+    return replace(report, notes=(*report.notes, *_left(seen)))
+
+
+def _unseen(seen: Look) -> dict[str, str]:
+    """By table name what could be a readout of it that was not recognised as one."""
+    found: dict[str, str] = {}
+    for use in seen.uses:
+        if use.unseen:
+            for table in seen.tables:
+                if set(table.names).intersection(use.read.source.leaf.names) and not table.readouts:
+                    found.setdefault(table.name, use.unseen)
+    return found
+
+
+def _left_alone(seen: Look, unseen: dict[str, str]) -> list[Finding]:
+    return [
+        Finding(
+            "left-alone", "warning", name,
+            f"it was not drawn: it is looked up, and {why}. If that is a readout, the std of a lookup would give "
+            "logits of std sqrt(width)",
+            hint="pass inputs with which the model returns its logits; or draw it yourself: 1 for a lookup alone, "
+            "1/sqrt(width) where it is read out behind a normalisation",
+        )
+        for name, why in unseen.items()
+    ]  # fmt: skip
 
 
 def _leaf(seen: Look, plan: TablePlan) -> Any:
@@ -181,6 +227,10 @@ class _Round:
         self.settled = self.measured is not None and abs(self.measured - 1) <= SETTLED
         if self.measured is not None and (self.best is None or abs(math.log(self.measured)) < self.best[0]):
             self.best = abs(math.log(self.measured)), self.std
+        if self.settled and self.plan.mode == "analytic":
+            self.why = contradiction(table, self.std)
+            self.settled = not self.why
+            return False
         if self.settled or self.measured is None or self.why or self.rounds == ROUNDS:
             return False
         if not fits(following, self.plan.table.dtype):
@@ -268,11 +318,13 @@ def _still(seen: Look, report: Report) -> list[Finding]:
 
 
 def _left(seen: Look) -> list[str]:
-    return [
-        f"{t.name} was left alone: it is square and only multiplied, so it could be a layer of the body"
-        for t in seen.tables
-        if could_be_a_layer(t)
-    ]
+    whys: dict[str, Callable[[Table], bool]] = {
+        "it is square and only multiplied, so it could be a layer of the body": could_be_a_layer,
+        "it has another number of outputs than any lookup has tokens, so it could be a classifier": partial(
+            could_be_a_classifier, tables=seen.tables
+        ),
+    }
+    return [f"{t.name} was left alone: {why}" for t in seen.tables for why, holds in whys.items() if holds(t)]
 
 
 def _table(now: Look, plan: TablePlan) -> Any:
@@ -304,5 +356,6 @@ def _unsettled(done: TableInit, trouble: str) -> Finding:
     return Finding(
         "not-settled", "warning", done.name,
         f"the measured logit std did not settle at 1 within {SETTLED:.0%}: {why}",
-        hint="pass a larger batch, or put a normalisation before the readout",
+        hint="pass a larger batch, put a normalisation before the readout, or use mode='empirical', which goes by "
+        "the logits",
     )  # fmt: skip

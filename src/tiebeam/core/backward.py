@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from tiebeam.core.chains import computed_from, multiple
-from tiebeam.core.numbers import ONE, Factor, is_constant, is_mask, scalar
+from tiebeam.core.chains import computed_from, equal_terms, made_of, mean_of, multiple
+from tiebeam.core.numbers import ONE, OWN, Factor, is_constant, is_mask, scalar
 from tiebeam.core.provenance import INPUT
-from tiebeam.ir import Graph, Node, Op
+from tiebeam.ir import Graph, Leaf, Node, Op
 
 _PASS = (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK)
 
@@ -23,11 +23,14 @@ class Backward:
     factor: Factor
 
 
-def backward(graph: Graph, flags: list[int], value: int, *, normalized: bool) -> Backward:
+def backward(
+    graph: Graph, flags: list[int], value: int, *, normalized: bool, table: Leaf | None = None
+) -> Backward:  # fmt: skip
     """Walk back from `value` through layout, masks, adds of biases and scalars.
 
     Args:
         normalized: A normalisation stands right behind (gains apart): a vector that multiplies is its gain.
+        table: What is read: a number computed from it is no constant.
     """
     factor, v = ONE, value
     while (node := graph.producer(v)) is not None:
@@ -35,16 +38,23 @@ def backward(graph: Graph, flags: list[int], value: int, *, normalized: bool) ->
         if behind is None:
             break
         v, by = behind
+        if table is not None and by is not ONE and any(made_of(graph, flags, x, table) for x in node.inputs):
+            by = OWN
         factor = factor.times(by)
     return Backward(v, factor)
 
 
 def _behind(graph: Graph, flags: list[int], node: Node, *, normalized: bool) -> tuple[int, Factor] | None:
     """The value before `node` and the constant between, or None where the walk ends."""
+    if node.op is Op.CONCAT and len(set(node.inputs)) == 1:  # copies side by side
+        return node.inputs[0], ONE
     if node.op in _PASS or (node.op is Op.GATHER and flags[node.inputs[0]] & INPUT):
         return node.inputs[0], ONE
     if node.op in (Op.MUL, Op.DIV):
-        return _unscaled(graph, flags, node, normalized=normalized)
+        return None if mean_of(graph, flags, node) else _unscaled(graph, flags, node, normalized=normalized)
+    if node.op is Op.REDUCE:
+        terms = equal_terms(graph, node)
+        return None if terms is None else (node.inputs[0], Factor(float(terms)))
     if node.op in (Op.ADD, Op.SUB):
         return _less(graph, flags, node)
     return None

@@ -1,7 +1,10 @@
 """Short chains backwards: what a value is a multiple of, and what it was computed from."""
 
+import math
+
 from tiebeam.core.numbers import ONE, Factor, scalar
-from tiebeam.ir import Graph, Op
+from tiebeam.core.provenance import INPUT, LEAF
+from tiebeam.ir import Graph, Leaf, Node, Op
 
 
 def multiple(graph: Graph, flags: list[int], value: int, floor: int = -1) -> tuple[int, Factor]:
@@ -39,3 +42,53 @@ def computed_from(graph: Graph, value: int, origin: int) -> bool:
             seen.add(v)
             stack += node.inputs
     return False
+
+
+def made_of(graph: Graph, flags: list[int], value: int, leaf: Leaf) -> bool:
+    """Whether `value` is `leaf` or was computed from it, without any input."""
+    stack, seen = [value], set[int]()
+    while stack:
+        v = stack.pop()
+        if v in seen or not flags[v] & LEAF or flags[v] & INPUT:
+            continue
+        seen.add(v)
+        found = graph.values[v].leaf
+        if found is not None and found.key == leaf.key:
+            return True
+        node = graph.producer(v)
+        stack += node.inputs if node is not None else ()
+    return False
+
+
+def equal_terms(graph: Graph, node: Node) -> int | None:
+    """How many equal terms a sum adds up: copies stacked, or an axis that only repeats; None where they differ."""
+    if node.op is not Op.REDUCE or not node.sums or node.axes[0] is None:
+        return None
+    whole = graph.values[node.inputs[0]].shape
+    summed = {i for i in range(len(whole)) if i not in node.axes[0]}
+    behind = graph.producer(node.inputs[0])
+    while behind is not None and behind.op is Op.CAST:
+        behind = graph.producer(behind.inputs[0])
+    if behind is None or behind.op not in (Op.CONCAT, Op.LAYOUT) or len(set(behind.inputs)) != 1:
+        return None
+    axes = behind.axes[0]
+    if axes is None or any(axes[i] >= 0 for i in summed):
+        return None
+    kept = math.prod(n for n, a in zip(whole, axes, strict=True) if a >= 0)
+    if kept != graph.values[behind.inputs[0]].size:  # an axis that was cut or merged holds different elements
+        return None
+    return math.prod(whole[i] for i in summed)
+
+
+def mean_of(graph: Graph, flags: list[int], node: Node) -> bool:
+    """Whether a multiplication turns a sum of different terms into their mean, which is no factor of any term."""
+    i = 0 if node.op is Op.DIV or graph.values[node.inputs[0]].size == graph.values[node.output].size else 1
+    by = scalar(graph, flags, node.inputs[1 - i])
+    behind = graph.producer(node.inputs[i])
+    while behind is not None and behind.op in (Op.LAYOUT, Op.CAST):
+        behind = graph.producer(behind.inputs[0])
+    if by is None or by.value is None or behind is None or behind.op is not Op.REDUCE or not behind.sums:
+        return False
+    terms = graph.values[behind.inputs[0]].size / max(graph.values[behind.output].size, 1)
+    share = by.inverse().value if node.op is Op.MUL else by.value
+    return equal_terms(graph, behind) is None and share is not None and math.isclose(share, terms, rel_tol=1e-3)

@@ -8,10 +8,14 @@ from tiebeam.ir import Graph
 
 
 def reached_by_gradients(graph: Graph) -> list[bool]:
-    """For each value whether a path of attached uses leads to an output, in one pass backwards."""
+    """For each value whether a path of attached uses leads to an output, in one pass backwards.
+
+    A choice that is returned (the next token, beside a hidden state) carries no gradient and cuts none: up to it
+    the path counts.
+    """
     alive = [False] * len(graph.values)
-    for v in graph.attached:
-        alive[v] = True
+    for v in graph.outputs:
+        alive[v] = v in graph.attached or graph.values[v].integral
     for node in reversed(graph.nodes):
         if not any(alive[v] for v in node.outputs):
             continue

@@ -1,8 +1,9 @@
 """The init plan: which table gets which std, and how the next round follows from what was measured."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from tiebeam.core import moments
@@ -34,11 +35,16 @@ class TablePlan:
     biases: tuple[str, ...]
 
 
-def plan_init(tables: Sequence[Table], mode: Mode, *, meta: bool = False) -> tuple[TablePlan, ...]:
+def plan_init(
+    tables: Sequence[Table], mode: Mode, *, meta: bool = False, unseen: Mapping[str, str] = MappingProxyType({})
+) -> tuple[TablePlan, ...]:
     """A plan for every table that has a role to be set for.
 
     An extra lookup beside a tied table (a per-layer table, a gate that starts at zero) is left alone; so is what
-    `could_be_a_layer`.
+    `could_be_a_layer` or `could_be_a_classifier`, and a lookup alone that could be read out unseen.
+
+    Args:
+        unseen: By table name what could be a readout of it: at a lookup's std its logits would be sqrt(width).
 
     Raises:
         RangeError: An unknown mode; or "analytic" (or meta) where the structure does not tell the std.
@@ -49,6 +55,8 @@ def plan_init(tables: Sequence[Table], mode: Mode, *, meta: bool = False) -> tup
     plans = []
     for ordinal, t in enumerate(tables):
         if t.vocab == 0 or t.width == 0 or could_be_a_layer(t) or _silent_gate(t) or (tied and not t.readouts):
+            continue
+        if (t.name in unseen and not t.readouts) or could_be_a_classifier(t, tables):
             continue
         known = _structural(t)
         if known is None and (mode == "analytic" or meta):
@@ -80,6 +88,13 @@ def could_be_a_layer(t: Table) -> bool:
     return t.vocab == t.width and not t.lookups
 
 
+def could_be_a_classifier(t: Table, tables: Sequence[Table]) -> bool:
+    """A matrix that is only multiplied, over another number of outputs than any lookup has tokens."""
+    known = [other.vocab for other in tables if other.lookups]
+    apart = all(abs(t.vocab - v) > max(8, 0.02 * max(t.vocab, v)) for v in known)
+    return not t.lookups and bool(known) and apart
+
+
 def _structural(t: Table) -> float | None:
     """The std that the structure gives for a hidden state of size 1; None where it does not give one.
 
@@ -102,6 +117,28 @@ def _start(t: Table, known: float | None) -> float:
         return 1.0
     factor = abs(t.readout_factor) if t.readout_factor else 1.0
     return 1.0 / (factor * math.sqrt(t.width))
+
+
+def contradiction(table: Table, std: float) -> str:
+    """Why the logits as measured are not those that factor, hidden state and std give, or "".
+
+    Independent draws of V rows leave their std uncertain by 1/sqrt(2V) of itself (three times that is allowed), and
+    the own token, one logit in V, adds kappa**2 * width to V variances.
+
+    Args:
+        table: As looked at after `std` was written.
+    """
+    seen = [r.logit_std for r in table.readouts if r.logit_std is not None]
+    if not seen or not table.readout_factor or not table.hidden_rms or not math.isfinite(table.hidden_rms):
+        return ""
+    formula = moments.logit_std(table.readout_factor, table.hidden_rms, std, table.width)
+    measured = math.sqrt(sum(x * x for x in seen) / len(seen))
+    kappas = [r.kappa for r in table.readouts if r.kappa is not None] if table.lookups else []
+    own = max((k * k for k in kappas), default=0.0) * table.width / table.vocab
+    chance = SETTLED + 3.0 / math.sqrt(2.0 * table.vocab)
+    if formula * (1.0 - chance) <= measured <= formula * (math.sqrt(1.0 + own) + chance):
+        return ""
+    return f"the hidden state, the factor and the std give {formula:.4g}, and the logits have a std of {measured:.4g}"
 
 
 def next_std(plan: TablePlan, std: float, table: Table) -> tuple[float, float | None]:

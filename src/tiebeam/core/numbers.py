@@ -39,14 +39,25 @@ class Factor:
 
 
 ONE = Factor()
+OWN = Factor(None, "it is multiplied by a number that is computed from the table itself")
 
 
-def uniform(graph: Graph, flags: list[int], value: int) -> Factor | None:
-    """Like `scalar`, and a vector of a leaf whose elements are all equal counts as that number."""
+def uniform(graph: Graph, flags: list[int], value: int, depth: int = 8) -> Factor | None:
+    """Like `scalar`, and a tensor whose elements are known to be all equal counts as that number."""
     v = graph.values[value]
-    if v.leaf is not None and v.size > 1 and v.number is not None:
-        return Factor(v.number)
-    return scalar(graph, flags, value)
+    if v.size > 1 and v.number is not None:
+        return Factor(v.number, "", literal=v.leaf is None)
+    found, node = scalar(graph, flags, value), graph.producer(value)
+    if found is not None or node is None or depth == 0:
+        return found
+    if node.op in (Op.LAYOUT, Op.CAST) and len(node.inputs) == 1:
+        return uniform(graph, flags, node.inputs[0], depth - 1)
+    if node.op not in (Op.MUL, Op.DIV):
+        return None
+    a, b = (uniform(graph, flags, x, depth - 1) for x in node.inputs)
+    if a is None or b is None:
+        return None
+    return a.times(b.inverse() if node.op is Op.DIV else b)
 
 
 def scalar(graph: Graph, flags: list[int], value: int) -> Factor | None:

@@ -32,7 +32,7 @@ def provenance(graph: Graph) -> list[int]:
         if out & INPUT:
             out |= _integers(graph, node, read)
         for v in node.outputs:
-            flags[v] = out
+            flags[v] = out if v == node.output else out & ~IDS  # beside chosen ids: where they stood
     return flags
 
 
@@ -46,7 +46,8 @@ def _integers(graph: Graph, node: Node, read: list[int]) -> int:
         # Arithmetic on a mask with numbers leaves it a mask; with weights or positions it is a float signal.
         plain = all(f & INPUT or not f & LEAF for f in read) and node.op in (Op.MUL, Op.SUB, Op.ADD, Op.REDUCE)
         return INTS | masks if plain else 0
-    keeps = node.op in _MOVES or (node.op in _ARITHMETIC and out.integral)
+    chosen = node.op is Op.REDUCE and not node.sums and node.degree == 1.0  # the largest, the median: one of them
+    keeps = node.op in _MOVES or ((node.op in _ARITHMETIC or chosen) and out.integral)
     if keeps and out.dtype != "bool" and any(f & IDS for f in reached):
         return INTS | IDS | masks
     return INTS | masks

@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tiebeam.core.chains import computed_from
-from tiebeam.core.roles import Read, lookup_at, products_at, reaches
-from tiebeam.core.source import source_of
+from tiebeam.core.reach import reaches
+from tiebeam.core.roles import Read, lookups_at, products_at
+from tiebeam.core.source import sources_of
+from tiebeam.core.unseen import unseen_readouts
 from tiebeam.core.walk import Forward
 from tiebeam.ir import Graph, Op
 
@@ -18,22 +20,24 @@ class Reads:
 
     Attributes:
         hidden: By leaf key the name of an operation of unknown body that reads the table as well.
+        unseen: By leaf key what could be a readout of a table that is only looked up.
     """
 
     lookups: tuple[Read, ...]
     readouts: tuple[Read, ...]
     hidden: Mapping[int, str] = field(default_factory=dict)
+    unseen: Mapping[int, str] = field(default_factory=dict)
 
 
 def find_reads(graph: Graph, flags: list[int]) -> Reads:
     """Lookups first; readouts are looked for among products that could belong to them."""
     used = [n for n in graph.nodes if graph.live[n.index]]
-    lookups = [r for node in used if (r := lookup_at(graph, flags, node)) is not None]
+    lookups = [r for node in used for r in lookups_at(graph, flags, node)]
     if not lookups:
         return Reads((), ())
     kin = _Kin(lookups)
     products = [r for node in graph.nodes for r in products_at(graph, flags, node)]
-    own = [r for r in products if kin.owns(r) and reaches(graph, flags, r)]
+    own = [r for r in products if kin.owns(r) and reaches(graph, flags, r, own=True)]
     foreign = [r for r in products if not kin.knows(r)]
     near = [r for r in foreign if any(_near(r.vocab, v.vocab) for v in lookups) and reaches(graph, flags, r)]
     heads = _heads(graph, flags, near, lookups, own)
@@ -42,7 +46,8 @@ def find_reads(graph: Graph, flags: list[int]) -> Reads:
         large = [r for r in foreign if r.vocab >= SMALL_SHARE * tall and r.vocab != r.width]
         heads = _heads(graph, flags, [r for r in large if reaches(graph, flags, r, plainly=True)], lookups, own)
     reads = _vocabulary(lookups, sorted([*own, *heads], key=lambda r: r.node.index))
-    return replace(reads, hidden=_hidden(graph, flags, kin))
+    unseen = unseen_readouts(graph, flags, reads.lookups, reads.readouts)
+    return replace(reads, hidden=_hidden(graph, flags, kin), unseen=unseen)
 
 
 def _hidden(graph: Graph, flags: list[int], kin: "_Kin") -> dict[int, str]:
@@ -51,9 +56,9 @@ def _hidden(graph: Graph, flags: list[int], kin: "_Kin") -> dict[int, str]:
     for node in graph.nodes:
         if node.op is Op.OPAQUE and graph.live[node.index]:
             for i in range(len(node.inputs)):
-                source = source_of(graph, flags, node, i)
-                if source is not None and source.leaf.key in kin.axes:
-                    found.setdefault(source.leaf.key, node.label)
+                for source in sources_of(graph, flags, node, i):
+                    if source.leaf.key in kin.axes:
+                        found.setdefault(source.leaf.key, node.label)
     return found
 
 
@@ -108,13 +113,15 @@ def _vocabulary(lookups: list[Read], readouts: list[Read]) -> Reads:
 
     A table that is also read out stays whatever its size; so does one of the size of a readout.
     """
-    kept = {n for r in readouts for n in (r.source.leaf.key, r.source.leaf.storage) if n >= 0}
+    keys = {r.source.leaf.key for r in readouts}
+    storages = {r.source.leaf.storage for r in readouts if r.source.leaf.storage >= 0}
     pool = [r for r in lookups if any(_near(r.vocab, h.vocab) for h in readouts)] or lookups
     tall, wide = max(r.vocab for r in pool), max(r.width for r in pool)
 
     def stays(r: Read) -> bool:
-        if r.source.leaf.key in kept or r.source.leaf.storage in kept:
+        if r.source.leaf.key in keys or r.source.leaf.storage in storages:
             return True
         return r.vocab >= SMALL_SHARE * tall and r.width > SMALL_SHARE * wide
 
-    return Reads(tuple(r for r in lookups if stays(r)), tuple(readouts))
+    nodes = {r.node.index for r in lookups if stays(r)}  # parts of one table stay together
+    return Reads(tuple(r for r in lookups if r.node.index in nodes), tuple(readouts))

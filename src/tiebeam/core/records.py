@@ -24,12 +24,14 @@ class Use:
         read: The first execution.
         literal: A number of the program went into the factor: it could be a size of the inputs.
         hidden: An operation of unknown body that reads the table as well, or "".
+        unseen: What could be a readout of a table that is only looked up, or "".
     """
 
     fact: Lookup | Readout
     read: Read
     literal: bool
     hidden: str = ""
+    unseen: str = ""
 
     @property
     def site(self) -> tuple[str, str, str, int]:
@@ -51,7 +53,12 @@ def build_uses(graph: Graph, flags: list[int], reads: Reads) -> list[Use]:
     alive = reached_by_gradients(graph) if graph.attached else [True] * len(graph.values)
     uses = [_lookup(graph, flags, r, alive) for r in reads.lookups]
     uses += [_readout(graph, flags, r, alive) for r in reads.readouts]
-    return _fold([replace(u, hidden=reads.hidden.get(u.read.source.leaf.key, "")) for u in uses])
+    return _fold([_doubted(u, reads) for u in uses])
+
+
+def _doubted(use: Use, reads: Reads) -> Use:
+    key = use.read.source.leaf.key
+    return replace(use, hidden=reads.hidden.get(key, ""), unseen=reads.unseen.get(key, ""))
 
 
 def _gradient(read: Read, alive: list[bool]) -> bool:
@@ -61,7 +68,7 @@ def _gradient(read: Read, alive: list[bool]) -> bool:
 
 
 def _lookup(graph: Graph, flags: list[int], read: Read, alive: list[bool]) -> Use:
-    walk = Forward(graph, flags, read.node.output).run()
+    walk = Forward(graph, flags, read.node.output, table=read.source.leaf).run()
     outside = walk.factor()
     factor = read.source.factor.times(outside)
     measured = graph.rms.get(read.node.output)
@@ -81,10 +88,11 @@ def _lookup(graph: Graph, flags: list[int], read: Read, alive: list[bool]) -> Us
 
 
 def _readout(graph: Graph, flags: list[int], read: Read, alive: list[bool]) -> Use:
-    walk = Forward(graph, flags, read.node.output, read.axis).run()
     stream = stream_before(graph, flags, read.other)
-    behind = backward(graph, flags, read.other, normalized=stream is not None)
-    factor = behind.factor.times(read.source.factor).times(walk.factor())
+    behind = backward(graph, flags, read.other, normalized=stream is not None, table=read.source.leaf)
+    before = behind.factor.times(read.source.factor)
+    walk = Forward(graph, flags, read.node.output, read.axis, before=before, table=read.source.leaf).run()
+    factor = before.times(walk.factor())
     upstream = stream if stream is not None else normalized_upstream(graph, flags, read.other)
     measured = graph.rms.get(read.other)
     if measured is not None and behind.factor.value not in (None, 0.0):
@@ -118,10 +126,12 @@ def _logit_std(graph: Graph, read: Read, walk: Walk) -> float | None:
     if not graph.logit_std:
         return None
     end, state = walk.ends[0] if walk.ends else (read.node.output, None)
-    if state is None or state.cap:
-        inner = graph.logit_std.get(read.node.output)
-        slope = None if state is None else state.total().value
-        return None if inner is None or slope is None else inner * abs(slope)
+    inner, total = graph.logit_std.get(read.node.output), walk.factor().value
+    if state is not None and state.cap:
+        total = state.total().value
+    own = None if inner is None or total is None else inner * abs(total)
+    if state is None or state.cap or (walk.replaced and own is not None):
+        return own if state is not None else None
     v = end
     while v not in graph.logit_std:
         node = graph.producer(v)
@@ -131,8 +141,7 @@ def _logit_std(graph: Graph, read: Read, walk: Walk) -> float | None:
     found = graph.logit_std.get(v)
     if found is not None and math.isfinite(found):
         return found
-    inner, total = graph.logit_std.get(read.node.output), walk.factor().value
-    return None if inner is None or total is None else inner * abs(total)
+    return own
 
 
 def _deltas(graph: Graph, flags: list[int], read: Read, walk: Walk) -> tuple[str, ...]:

@@ -42,7 +42,8 @@ class TableInit:
     Attributes:
         mode: "analytic" or "empirical", whichever was used in the end.
         rounds: Measured rounds.
-        settled: Whether the measured logit std came within 2 % of the predicted one (or 1).
+        settled: Whether the measured logit std came within 2 % of 1, and the logits themselves, where they were
+            measured, do not contradict it.
         written: False on meta: the plan alone.
     """
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tiebeam.core.provenance import IDS, INPUT, INTS
-from tiebeam.core.source import Source, source_of
+from tiebeam.core.source import Source, sources_of
 from tiebeam.ir import Graph, Node, Op, Origin
 
 
@@ -44,31 +44,26 @@ class Read:
         return sum(n != 1 for n in self.source.shape) < 2
 
 
-def lookup_at(graph: Graph, flags: list[int], node: Node) -> Read | None:
-    """The lookup that `node` is, or None."""
+def lookups_at(graph: Graph, flags: list[int], node: Node) -> list[Read]:
+    """The lookups that `node` is: one, or one for each part where the parts of a table are concatenated."""
     if node.op is Op.GATHER and len(node.inputs) > 1:
         index = flags[node.inputs[1]]
         if not (index & IDS and graph.values[node.inputs[1]].integral) or flags[node.inputs[0]] & INPUT:
-            return None
-        source = source_of(graph, flags, node, 0)
-        if source is None or source.axes[node.axis] < 0:
-            return None
+            return []
+        found = [s for s in sources_of(graph, flags, node, 0) if s.axes[node.axis] >= 0]
         kept = {a for a in (node.axes[0] or ()) if a >= 0}
-        if not any(source.axes[a] >= 0 for a in kept) and source.shape[-1] != 1:
-            return None
-        return Read(node, source, source.axes[node.axis], node.inputs[1])
+        rows = [s for s in found if any(s.axes[a] >= 0 for a in kept) or s.shape[-1] == 1]
+        return [Read(node, s, s.axes[node.axis], node.inputs[1]) for s in rows]
     if node.op is Op.DOT:
         for i in (0, 1):
             counts = node.inputs[1 - i]
             if not flags[counts] & INTS or graph.values[counts].origin is Origin.INPUT:
                 continue
-            source = source_of(graph, flags, node, i)
-            if source is None:
-                continue
-            summed = _contracted(node, i, source)
-            if summed is not None:
-                return Read(node, source, summed, counts)
-    return None
+            summed = [(s, _contracted(node, i, s)) for s in sources_of(graph, flags, node, i)]
+            reads = [Read(node, s, axis, counts) for s, axis in summed if axis is not None]
+            if reads:
+                return reads
+    return []
 
 
 def _contracted(node: Node, i: int, source: Source) -> int | None:
@@ -86,84 +81,10 @@ def products_at(graph: Graph, flags: list[int], node: Node) -> Iterator[Read]:
         other = node.inputs[1 - i]
         if flags[node.inputs[i]] & INPUT or not flags[other] & INPUT or flags[other] & INTS:
             continue
-        source = source_of(graph, flags, node, i)
-        axes = node.axes[i]
-        if source is None or axes is None:
-            continue
-        width = _contracted(node, i, source)
-        if width is None:
-            continue
-        for out, a in enumerate(axes):
-            if a >= 0 and source.axes[a] >= 0 and source.axes[a] != width:
-                yield Read(node, source, source.axes[a], other, out)
-
-
-def reaches(graph: Graph, flags: list[int], read: Read, *, plainly: bool = False) -> bool:
-    """Whether the vocabulary axis of a product gets to an output or a loss without being summed over.
-
-    An axis that a reshape splits or merges (-1 below) is still all there.
-
-    Args:
-        plainly: It must come out as the last axis of an output, as logits do: not cut into heads and cached.
-    """
-    start = (read.node.output, read.axis)
-    stack, seen = [start], {start}
-    while stack:
-        v, a = stack.pop()
-        shape = graph.values[v].shape
-        if v in graph.returned and (not plainly or (a == len(shape) - 1 and shape[-1] == read.vocab)):
-            return True
-        for index in graph.consumers[v]:
-            node = graph.nodes[index]
-            for out_axis in _carried(graph, flags, node, v, a):
-                if out_axis is None:
-                    return True
-                if (node.output, out_axis) not in seen:
-                    seen.add((node.output, out_axis))
-                    stack.append((node.output, out_axis))
-    return False
-
-
-def _carried(graph: Graph, flags: list[int], node: Node, v: int, a: int) -> Iterator[int | None]:
-    """Where the axis goes through a node; None where it meets a loss."""
-    for i, x in enumerate(node.inputs):
-        if x != v:
-            continue
-        axes = node.axes[i]
-        if (i == 0 and _meets_loss(flags, node, a)) or _meets_one_hot(graph, flags, node, i, a):
-            yield None
-        elif axes is None or node.op is Op.NORMALIZE or (node.op is Op.GATHER and i == 0 and a == node.axis):
-            continue
-        elif a >= 0 and a in axes:
-            yield axes.index(a)
-        elif _smeared(graph, node, v, a):
-            yield -1
-
-
-def _smeared(graph: Graph, node: Node, v: int, a: int) -> bool:
-    """Whether the axis is cut or merged, with all its elements still there."""
-    keeps = node.op is Op.LAYOUT or (a < 0 and node.op not in (Op.DOT, Op.REDUCE))
-    return keeps and graph.values[node.output].size >= graph.values[v].size
-
-
-def _meets_loss(flags: list[int], node: Node, a: int) -> bool:
-    """Whether one entry of each row is picked by a label along the axis, as a cross entropy does."""
-    if node.op is Op.LOSS:
-        return a in (node.axis, -1)
-    return node.op is Op.GATHER and a == node.axis and a >= 0 and bool(flags[node.inputs[1]] & IDS)
-
-
-def _meets_one_hot(graph: Graph, flags: list[int], node: Node, i: int, a: int) -> bool:
-    """Whether the axis is summed against a one-hot matrix of labels, which picks an entry as well."""
-    if node.op is Op.REDUCE:
-        product = graph.producer(node.inputs[0])
-        axes = node.axes[0] or ()
-        if not node.sums or a in axes or a < 0 or product is None or product.op is not Op.MUL:
-            return False
-        return any(
-            flags[x] & INTS and along is not None and along[a] >= 0
-            for x, along in zip(product.inputs, product.axes, strict=True)
-        )
-    if node.op is not Op.DOT or a < 0 or a in (node.axes[i] or ()):
-        return False
-    return bool(flags[node.inputs[1 - i]] & INTS)
+        for source in sources_of(graph, flags, node, i):
+            width = _contracted(node, i, source)
+            if width is None:
+                continue
+            for out, a in enumerate(node.axes[i] or ()):
+                if a >= 0 and source.axes[a] >= 0 and source.axes[a] != width:
+                    yield Read(node, source, source.axes[a], other, out)

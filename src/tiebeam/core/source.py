@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from tiebeam.core.numbers import ONE, Factor, is_mask, scalar
-from tiebeam.core.provenance import INPUT
+from tiebeam.core.chains import made_of
+from tiebeam.core.numbers import ONE, OWN, Factor, is_mask, scalar
+from tiebeam.core.provenance import INPUT, RANDOM
 from tiebeam.ir import Axes, Graph, Leaf, Node, Op, Value
 
 _ADDED = "something is added to the table"
@@ -39,35 +40,47 @@ class _Step:
     factor: Factor
     altered: str
     attached: bool
+    scalars: tuple[int, ...] = ()  # values whose number went into the factor
 
 
 def source_of(graph: Graph, flags: list[int], node: Node, operand: int) -> Source | None:
-    """The leaf matrix behind operand number `operand` of `node`, or None."""
+    """The leaf matrix behind operand number `operand` of `node` (the first of several), or None."""
+    return next(iter(sources_of(graph, flags, node, operand)), None)
+
+
+def sources_of(graph: Graph, flags: list[int], node: Node, operand: int) -> list[Source]:
+    """Every leaf matrix that operand number `operand` of `node` is made of: parts that are concatenated are several."""
     value = node.inputs[operand]
     attached = node.attached[operand] is not False or not node.recorded
     rank = len(graph.values[value].shape)
     return _back(graph, flags, _Step(value, tuple(range(rank)), ONE, "", attached), DEPTH)
 
 
-def _back(graph: Graph, flags: list[int], step: _Step, depth: int) -> Source | None:
+def _back(graph: Graph, flags: list[int], step: _Step, depth: int) -> list[Source]:
     while depth > 0 and not flags[step.value] & INPUT:
         depth -= 1
         value = graph.values[step.value]
         if value.leaf is not None:
-            return _arrive(value, step)
+            return _arrive(graph, flags, value, step)
         node = graph.producer(step.value)
         if node is None or sum(a >= 0 for a in step.axes) < 2:
-            return None
+            return []
         choices = [s for i in range(len(node.inputs)) if (s := _through(graph, flags, node, i, step)) is not None]
         if not choices:
-            return None
+            return []
         if len(choices) > 1:
-            found = [f for c in choices if (f := _back(graph, flags, c, depth)) is not None]
-            if node.op in (Op.ADD, Op.SUB) and len(found) == 2 and found[0].leaf.key == found[1].leaf.key:
-                return _summed(*found)
-            return next((f for f in found if f.leaf.parameter), found[0] if found else None)
+            return _several(node, step, [f for c in choices for f in _back(graph, flags, c, depth)])
         step = choices[0]
-    return None
+    return []
+
+
+def _several(node: Node, step: _Step, found: list[Source]) -> list[Source]:
+    """Of what several operands lead to: the parts of a concatenation, a sum, or the one that counts."""
+    if node.op is Op.CONCAT and node.axis in step.axes:
+        return list({f.leaf.key: f for f in reversed(found)}.values())[::-1]
+    if node.op in (Op.ADD, Op.SUB) and len(found) == 2 and found[0].leaf.key == found[1].leaf.key:
+        return [_summed(*found)]
+    return [f for f in found if f.leaf.parameter][:1] or found[:1]
 
 
 def _summed(a: Source, b: Source) -> Source:
@@ -77,23 +90,25 @@ def _summed(a: Source, b: Source) -> Source:
     return replace(a, factor=a.factor.plus(b.factor), altered="", attached=a.attached and b.attached)
 
 
-def _arrive(value: Value, step: _Step) -> Source | None:
+def _arrive(graph: Graph, flags: list[int], value: Value, step: _Step) -> list[Source]:
     long = [i for i, n in enumerate(value.shape) if n != 1]
     if len(value.shape) < 2 or len(long) > 2 or value.leaf is None:
-        return None
-    return Source(value.leaf, value.shape, value.dtype, step.axes, step.factor, step.altered, step.attached)
+        return []
+    own = any(made_of(graph, flags, x, value.leaf) for x in step.scalars)  # a multiple of it would change the number
+    factor = step.factor.times(OWN) if own else step.factor
+    return [Source(value.leaf, value.shape, value.dtype, step.axes, factor, step.altered, step.attached)]
 
 
 def _through(graph: Graph, flags: list[int], node: Node, i: int, step: _Step) -> _Step | None:
     """The step before `node` if operand `i` is the table, or None."""
-    axes = node.axes[i]
+    axes = _every_row(graph, flags, node) if node.op is Op.GATHER and i == 0 else node.axes[i]
     if axes is None:
         return None
     mapped = tuple(axes[a] if a >= 0 else -1 for a in step.axes)
     attached = step.attached and (node.attached[i] is not False or not node.recorded)
     back = replace(step, value=node.inputs[i], axes=mapped, attached=attached)
     match node.op:
-        case Op.LAYOUT | Op.CAST:
+        case Op.LAYOUT | Op.CAST | Op.GATHER:
             return back if i == 0 else None
         case Op.DROPOUT:
             return back if i == 0 else None
@@ -108,9 +123,21 @@ def _through(graph: Graph, flags: list[int], node: Node, i: int, step: _Step) ->
         case Op.ADD | Op.SUB:
             sign = Factor(-1.0 if node.op is Op.SUB and i == 1 else 1.0)
             return replace(back, factor=back.factor.times(sign), altered=step.altered or _ADDED)
-        case Op.POINTWISE | Op.TANH | Op.SIGMOID | Op.NORMALIZE:
-            return replace(back, altered=step.altered or f"{node.label} on the table")
+        case Op.POINTWISE | Op.TANH | Op.SIGMOID | Op.NORMALIZE | Op.SOFTMAX:
+            bent = Factor(None, f"{node.label} on the table is no multiplication")
+            return replace(back, factor=bent.times(back.factor), altered=step.altered or f"{node.label} on the table")
     return None
+
+
+def _every_row(graph: Graph, flags: list[int], node: Node) -> Axes | None:
+    """The axes of a table that is read at as many fixed places as it has rows: all of it, in some order; else None."""
+    axes, index = node.axes[0], graph.values[node.inputs[1]]
+    rows = graph.values[node.inputs[0]].shape[node.axis]
+    if axes is None or not index.integral or index.size != rows or rows < 2 or flags[index.id] & (INPUT | RANDOM):
+        return None
+    shape = graph.values[node.output].shape
+    taken = [i for i, (a, n) in enumerate(zip(axes, shape, strict=True)) if a < 0 and n == rows]
+    return None if len(taken) != 1 else tuple(node.axis if i == taken[0] else a for i, a in enumerate(axes))
 
 
 def _scaled(graph: Graph, flags: list[int], node: Node, i: int, back: _Step) -> _Step | None:
@@ -129,4 +156,4 @@ def _scaled(graph: Graph, flags: list[int], node: Node, i: int, back: _Step) -> 
         if i == 1:
             return None
         by = by.inverse()
-    return replace(back, factor=back.factor.times(by))
+    return replace(back, factor=back.factor.times(by), scalars=(*back.scalars, other))

@@ -99,6 +99,7 @@ def judge(groups: list[Group], compare: Compare, declares: Declares, *, meta: bo
         if not fitting:
             group.state = "untied"
             group.notes += ["it is read in one role, and no table of the other role fits it"]
+            group.notes += list(dict.fromkeys(u.unseen for u in group.uses if u.unseen))
             continue
         _pair(group, fitting, compare, declares, meta=meta)
 

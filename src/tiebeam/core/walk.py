@@ -8,11 +8,12 @@ import heapq
 import math
 from dataclasses import dataclass, field, replace
 
-from tiebeam.core.chains import multiple
-from tiebeam.core.numbers import ONE, Factor, is_mask, scalar, uniform
+from tiebeam.core.chains import equal_terms, made_of, multiple
+from tiebeam.core.numbers import ONE, OWN, Factor, is_mask, scalar, uniform
 from tiebeam.core.provenance import INPUT
-from tiebeam.ir import Graph, Node, Op
+from tiebeam.ir import Graph, Leaf, Node, Op
 
+_TO_A_BIAS = (Op.LAYOUT, Op.CAST, Op.MUL, Op.DIV, Op.GATHER, Op.POINTWISE)
 _PASS = (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK, Op.UPDATE, Op.CONCAT)
 
 
@@ -58,11 +59,13 @@ class Walk:
         ends: (value, state) of every end.
         biases: Leaf names over the vocabulary that were added.
         added: Values that were added and depend on the inputs (an adapter's product, for one).
+        replaced: A mask or a constant came in: what is measured behind it is not the signal alone.
     """
 
     ends: list[tuple[int, State]] = field(default_factory=list)
     biases: list[str] = field(default_factory=list)
     added: list[int] = field(default_factory=list)
+    replaced: bool = False
 
     def factor(self) -> Factor:
         totals = [s.total() for _, s in self.ends]
@@ -88,10 +91,20 @@ def agreed(factors: list[Factor]) -> Factor:
 
 
 class Forward:
-    """A walk forwards from `start`; `axis` is the vocabulary axis of a readout's product."""
+    """A walk forwards from `start`.
 
-    def __init__(self, graph: Graph, flags: list[int], start: int, axis: int | None = None) -> None:
+    Args:
+        axis: The vocabulary axis of a readout's product.
+        before: What the readout's product was multiplied by already.
+        table: What is read: a number computed from it is no constant.
+    """
+
+    def __init__(
+        self, graph: Graph, flags: list[int], start: int, axis: int | None = None, *,
+        before: Factor = ONE, table: Leaf | None = None,
+    ) -> None:  # fmt: skip
         self.graph, self.flags, self.start = graph, flags, start
+        self.before, self.table = before, table
         self.readout = axis is not None
         self.states = {start: State(axis=-1 if axis is None else axis)}
         self.walk = Walk()
@@ -135,6 +148,7 @@ class Forward:
             return None
         if node.op in _PASS:
             others = [x for x in node.inputs if x != v]
+            self.walk.replaced |= node.op in (Op.MASK, Op.UPDATE)
             if node.op is Op.UPDATE and any(self.depends(x) for x in others):
                 apart = Factor(None, "some of its elements are changed apart from the others")
                 return replace(self._moved(state, axes), factor=apart)
@@ -143,11 +157,28 @@ class Forward:
             return self._scaled(node, i, self._moved(state, axes))
         if node.op in (Op.ADD, Op.SUB):
             return self._added(node, v, places, self._moved(state, axes))
+        return self._otherwise(node, self._moved(state, axes))
+
+    def _otherwise(self, node: Node, state: State) -> State | None:
+        """Behind a function, or a sum over an axis."""
         if node.op in (Op.TANH, Op.SIGMOID) and state.cap:
             return State(Factor(None, "a second nonlinearity follows the soft cap"), state.axis)
         if node.op in (Op.TANH, Op.SIGMOID) and self.readout:
             return State(ONE, state.axis, node.op.name.lower(), state.factor, state.shift)
-        return None
+        if node.op is Op.POINTWISE and self.graph.values[node.output].dtype != "bool":
+            return self._bent(node, state)
+        terms = equal_terms(self.graph, node)
+        return None if terms is None else replace(state, factor=state.factor.times(Factor(float(terms))))
+
+    def _bent(self, node: Node, state: State) -> State | None:
+        """Behind a function that is no multiplication: the end, unless the logits were scaled for it.
+
+        c*f(z/c) is a soft cap whatever f: what was collected before it says nothing without f's slope.
+        """
+        if not self.readout or state.axis < 0 or self.before.times(state.total()).value == 1.0:
+            return None
+        why = f"{node.label} stands behind a multiplication, and its slope at 0 is not known"
+        return State(Factor(None, why), state.axis)
 
     def _ends_at_once(self, node: Node, state: State, depth: int = 4) -> bool:
         """Whether only a cast or a view stands between a fork and the end of one of its branches.
@@ -167,25 +198,32 @@ class Forward:
     def _scaled(self, node: Node, i: int, state: State) -> State | None:
         other = node.inputs[1 - i]
         if node.op is Op.DIV and i == 1:
-            return None
+            return self._bent(node, state)
         if self.graph.values[node.inputs[i]].size == 1 and self.graph.values[other].size != 1:
             return None
         by = uniform(self.graph, self.flags, other)
         if by is None and self._gain_on_meta(other):
             return None
         if by is None:
-            if self.depends(other):
-                return None  # a normalisation or a gate: the walk ends here
+            if self.depends(other):  # a normalisation or a gate: the walk ends here
+                return self._bent(node, state) if self._of_logits(node, 1 - i, state) else None
             if node.op is Op.MUL and is_mask(self.graph, self.flags, other):
                 return state
             kind = "depends on the inputs" if self.flags[other] & INPUT else "is no scalar"
             by = Factor(None, f"the multiplication by a tensor of shape {self.graph.values[other].shape} {kind}")
         elif self.flags[other] & INPUT and self.depends(other):
             return None
+        if by.value is not None and self.table is not None and made_of(self.graph, self.flags, other, self.table):
+            by = OWN
         if node.op is Op.DIV:
             by = by.inverse()
         shift = state.shift * by.value if by.value is not None and not state.cap else state.shift
         return replace(state, factor=state.factor.times(by), shift=shift)
+
+    def _of_logits(self, node: Node, i: int, state: State) -> bool:
+        """Whether operand `i` has a number of its own for each logit."""
+        axes = node.axes[i]
+        return axes is not None and state.axis >= 0 and axes[state.axis] >= 0
 
     def _gain_on_meta(self, other: int) -> bool:
         """A learned vector without values: a gain until shown otherwise, so the walk ends before it."""
@@ -207,7 +245,7 @@ class Forward:
             total = mine[1].times(Factor(signs[0])).plus(theirs[1].times(Factor(signs[1])))
             return replace(state, factor=self.states[mine[0]].factor.times(total))
         if self.depends(other):
-            return None
+            return self._bent(node, state) if self._of_logits(node, 1 - i, state) else None
         self._note(node, 1 - i, other, state)
         number = scalar(self.graph, self.flags, other)
         if number is not None and number.value is not None and not state.cap:
@@ -221,6 +259,7 @@ class Forward:
         if self.flags[other] & INPUT:
             self.walk.added.append(other)
             return
+        self.walk.replaced = True
         axes = node.axes[i]
         if axes is not None and state.axis >= 0 and axes[state.axis] >= 0:
             leaf = self._leaf_behind(other)
@@ -228,14 +267,17 @@ class Forward:
                 self.walk.biases.append(leaf)
 
     def _leaf_behind(self, value: int) -> str | None:
-        """The leaf that `value` is, up to views, casts and a scalar."""
-        v = value
+        """The leaf that `value` is, up to views, casts, rows of all places and a scalar.
+
+        Behind a function (the logarithm of a prior) only one that is not trained: zeroing it would not zero the bias.
+        """
+        v, curved = value, False
         for _ in range(32):
             leaf = self.graph.values[v].leaf
             if leaf is not None:
-                return leaf.name
+                return None if curved and leaf.trainable else leaf.name
             node = self.graph.producer(v)
-            if node is None or node.op not in (Op.LAYOUT, Op.CAST, Op.MUL, Op.DIV):
+            if node is None or node.op not in _TO_A_BIAS:
                 return None
             i = 0
             if node.op in (Op.MUL, Op.DIV):
@@ -243,6 +285,7 @@ class Forward:
                 i = 1 if node.op is Op.MUL and sizes[0] < sizes[1] else 0
                 if scalar(self.graph, self.flags, node.inputs[1 - i]) is None:
                     return None
+            curved |= node.op is Op.POINTWISE
             v = node.inputs[i]
         return None
 

@@ -256,3 +256,19 @@ class SubmoduleScales(Base):
 
 
 assert ids().shape[0] == BATCH
+
+
+# vectors whose elements are known to be equal
+
+
+def eights(m: Any) -> None:
+    m.by = nn.Parameter(torch.full((WIDTH,), 2.0))
+
+
+on("rows", "UniformVector", lambda m, x: x * m.by, look=2.0, setup=eights)
+on("rows", "UniformVectorScaledAndViewed", lambda m, x: x * (m.by * 4).view(1, 1, -1), look=8.0, setup=eights)
+on("rows", "UniformVectorViewedFirst", lambda m, x: x / m.by.view(1, 1, -1), look=0.5, setup=eights)
+on("rows", "FilledVector", lambda _, x: x * torch.full((WIDTH,), 8.0), look=8.0)
+on("rows", "FilledLikeTheRows", lambda _, x: x * torch.full_like(x, 8.0), look=8.0)
+on("rows", "FilledWithOnes", lambda _, x: x * torch.ones(WIDTH) * 3, look=3.0)
+on("rows", "FilledInPlace", lambda _, x: x * torch.empty(WIDTH).fill_(0.25), look=0.25)

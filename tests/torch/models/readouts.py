@@ -48,6 +48,37 @@ class BiasInBuffer(Base):
         return h @ self.table.t() + self.final_bias
 
 
+@case(T, Truth(readout_bias=True))
+class LogOfAPriorInABuffer(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("prior", torch.linspace(0.1, 0.9, VOCAB))
+
+    def read(self, h: Tensor) -> Tensor:
+        return F.linear(h, self.table) + self.prior.log()
+
+
+@case(T, Truth(readout_bias=True))
+class BiasLookedUpAtEveryId(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.offsets = nn.Embedding(VOCAB, 1)
+
+    def read(self, h: Tensor) -> Tensor:
+        return F.linear(h, self.table) + self.offsets(torch.arange(VOCAB))[:, 0]
+
+
+@case(T, Truth(readout_bias=True))
+class BiasStackedAndAdded(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(VOCAB))
+
+    def read(self, h: Tensor) -> Tensor:
+        z = F.linear(h, self.table)
+        return torch.stack([z, self.bias.expand_as(z)]).sum(0)
+
+
 @case(T)
 class AtTransposed(Base):
     def read(self, h: Tensor) -> Tensor:

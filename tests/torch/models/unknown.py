@@ -30,6 +30,7 @@ def rows_gain(m):
 
 
 unknown("VectorOnTheRows", "rows", lambda m, x: x * m.gain, setup=gain)
+unknown("FilledVectorChangedInPart", "rows", lambda _, x: x * torch.ones(WIDTH).index_fill(0, torch.tensor(1), 2.0))
 unknown("VectorOnTheLogits", "logits", lambda m, z: z * m.gain, setup=rows_gain)
 unknown("RootOfLength", "rows", lambda _, x: x * x.shape[1] ** 0.5, numeric=False)
 unknown("LengthThroughTensor", "rows", lambda _, x: x * torch.tensor(float(x.shape[1])), numeric=False)

@@ -86,9 +86,21 @@ class Lowering:
     def _uniform(self, operands: list[tuple[int, bool | None]]) -> None:
         """Look whether a leaf vector that multiplies is one number throughout; others are never asked about."""
         for v, _ in operands:
+            while v not in self.leaves and v in self.producers:
+                node = self.nodes[self.producers[v]]
+                if node.op not in (Op.LAYOUT, Op.CAST):
+                    break
+                v = node.inputs[0]
             t = self.leaves.get(v)
             if t is not None and self.drafts[v].number is None:
                 self.drafts[v].number = uniform_number(t)
+
+    def filled(self, fill: Any) -> None:
+        """What the record made has this number everywhere."""
+        if isinstance(fill, (int, float)) and not isinstance(fill, bool):
+            for v in self.record.outputs:
+                if self.drafts[v].number is None and not self.drafts[v].varying:
+                    self.drafts[v].number = float(fill)
 
     def temporary(self, shape: Sequence[int], like: int) -> int:
         """A value between two nodes that one framework operation stands for."""

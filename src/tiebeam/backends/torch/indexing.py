@@ -1,9 +1,12 @@
-"""Operations that read or write at indices, in core's words."""
+"""Operations that read or write at indices, or choose entries, in core's words."""
 
 from tiebeam.backends.torch.builder import Lowering, broadcast, refs_of
 from tiebeam.backends.torch.record import Record, Ref
 from tiebeam.backends.torch.views import identity
 from tiebeam.ir import Axes, Op
+
+#: What picks entries along an axis: the position of that axis among the arguments.
+CHOICES = {"topk": 2, "kthvalue": 2, "median": 1, "nanmedian": 1, "mode": 1, "multinomial": 9}
 
 
 def embedding(low: Lowering, record: Record) -> None:
@@ -91,3 +94,35 @@ def update(low: Lowering, record: Record) -> None:
                 tuple(k - shift if k >= max(shift, 0) and part[k - shift] == n else -1 for k, n in enumerate(shape))
             )
     low.emit(Op.UPDATE, refs, axes, record.outputs)
+
+
+def choice(low: Lowering, record: Record) -> None:
+    """Some entries of an axis, and where they stood."""
+    source, at = record.args[0], CHOICES[record.schema.name]
+    rank, kept = len(low.shape(source.value)), len(low.shape(record.outputs[0]))
+    axis = (record.args[at] if len(record.args) > at else record.kwargs.get("dim", -1)) % max(rank, 1)
+    whole = at == 1 and len(record.args) < 2 and not record.kwargs and len(record.outputs) == 1
+    axes = tuple(-1 if i == axis else i for i in range(rank) if kept == rank or i != axis)
+    degree = None if record.schema.name == "multinomial" else 1.0
+    low.emit(Op.REDUCE, [source], [() if whole else axes], record.outputs, degree=degree)
+
+
+def in_order(low: Lowering, record: Record) -> None:
+    """The entries in another order, or the largest so far, and where they stood."""
+    low.emit(Op.LAYOUT, [record.args[0]], [identity(len(low.shape(record.outputs[0])))], record.outputs)
+
+
+def some(low: Lowering, record: Record) -> None:
+    """Some of all entries, axes forgotten, and whatever is said about them."""
+    rank = len(low.shape(record.outputs[0]))
+    low.emit(Op.LAYOUT, [record.args[0]], [(-1,) * rank], record.outputs)
+
+
+def binned(low: Lowering, record: Record) -> None:
+    """The number of the bin that each entry lies in."""
+    entries, bounds = record.args[:2] if record.schema.name == "bucketize" else record.args[1::-1]
+    if not isinstance(entries, Ref):  # a number among the bounds
+        low.barrier(record.outputs)
+        return
+    rank = len(low.shape(record.outputs[0]))
+    low.emit(Op.POINTWISE, [entries, bounds], [identity(rank), None], record.outputs)

@@ -21,12 +21,18 @@ DEGREES = {"abs": 1.0, "relu": 1.0, "leaky_relu": 1.0, "neg": 1.0, "sqrt": 0.5, 
 REDUCTIONS = {"sum": 1.0, "mean": 1.0, "amax": 1.0, "amin": 1.0, "max": 1.0, "min": 1.0, "var": 2.0, "std": 1.0,
               "linalg_vector_norm": 1.0, "norm": 1.0, "var_mean": 2.0, "std_mean": 1.0, "logsumexp": None, "prod": None,
               "nansum": 1.0, "all": None, "any": None, "argmax": 0.0, "argmin": 0.0}  # fmt: skip
+ELEMENTWISE_LOSSES = frozenset(
+    "mse_loss binary_cross_entropy binary_cross_entropy_with_logits huber_loss smooth_l1_loss soft_margin_loss".split()
+)
+FILLED_WITH = {**dict.fromkeys(("ones", "new_ones", "ones_like"), 1.0),
+               **dict.fromkeys(("zeros", "new_zeros", "zeros_like", "zero"), 0.0)}  # fmt: skip
+FILL_ARGUMENT = {"full": 1, "full_like": 1, "fill": 1, "new_full": 2}
 VIEWS = frozenset(
     "t transpose permute view _unsafe_view _reshape_alias expand slice select squeeze unsqueeze unbind split chunk "
     "split_with_sizes as_strided unfold narrow diagonal alias detach movedim swapaxes".split()
 )
 COPIES = frozenset("clone contiguous _to_copy lift_fresh_copy lift_fresh _conj_physical _foreach_copy copy".split())
-REARRANGED = frozenset("flip roll sort upsample_nearest1d upsample_nearest2d upsample_nearest3d".split())
+REARRANGED = frozenset("flip roll upsample_nearest1d upsample_nearest2d upsample_nearest3d".split())
 #: What a sharded tensor's owner does to its parts so that they are the whole again.
 COLLECTIVES = frozenset(
     f"_c10d_functional.{op}"
@@ -39,6 +45,8 @@ def lower_record(low: Lowering, record: Record) -> None:
     """Append the nodes of one record."""
     name = record.schema.name
     if name in MADE_FROM_NOTHING:
+        at = FILL_ARGUMENT.get(name, len(record.args))
+        low.filled(record.args[at] if at < len(record.args) else FILLED_WITH.get(name))
         return
     rule = RULES.get(name)
     if rule is not None:
@@ -214,7 +222,14 @@ def _reduce(low: Lowering, record: Record) -> None:
         low.emit(Op.REDUCE, [source], [axes], [total], degree=1.0, sums=True)
         low.elementwise(Op.MUL, [(total, source.attached), _size(low, out) / max(_size(low, source.value), 1)], out)
         return
-    low.emit(Op.REDUCE, [source], [axes], [out], degree=degree, sums=record.schema.name == "sum")
+    places = record.outputs if record.schema.name in ("max", "min") else [out]  # of the one chosen
+    low.emit(Op.REDUCE, [source], [axes], places, degree=degree, sums=record.schema.name == "sum")
+    low.barrier(record.outputs[len(places) :])
+
+
+def _first_alone(low: Lowering, record: Record) -> None:
+    """A function of each entry of the first argument, whatever the others are."""
+    low.emit(Op.POINTWISE, [record.args[0]], [identity(len(low.shape(record.outputs[0])))], record.outputs[:1])
     low.barrier(record.outputs[1:])
 
 
@@ -306,6 +321,11 @@ def _convolution(low: Lowering, record: Record) -> None:
         low.emit(Op.ADD, [(product, x.attached or kernel.attached), bias], [identity(len(shape)), along], [out])
 
 
+def _elementwise_loss(low: Lowering, record: Record) -> None:
+    refs = refs_of(record.args[:2])
+    low.emit(Op.LOSS, refs, [None] * len(refs), record.outputs, axis=-1)
+
+
 def _loss(low: Lowering, record: Record) -> None:
     logp, target = record.args[:2]
     axis = 1 if len(low.shape(logp.value)) > 1 else 0
@@ -357,5 +377,19 @@ RULES: dict[str, Rule] = {
     "embedding_renorm": lambda low, r: low.elementwise(Op.UPDATE, [(r.args[0].value, None)]),
     "convolution": _convolution,
     "_weight_norm_interface": _weight_norm,
-    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _loss),
+    **dict.fromkeys(
+        ("nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss", "multilabel_margin_loss_forward"), _loss
+    ),
+    **dict.fromkeys(ELEMENTWISE_LOSSES, _elementwise_loss),
+    **dict.fromkeys(indexing.CHOICES, indexing.choice),
+    **dict.fromkeys(("sort", "cummax", "cummin"), indexing.in_order),
+    **dict.fromkeys(("masked_select", "_unique2", "unique_consecutive", "unique_dim"), indexing.some),
+    **dict.fromkeys(("bucketize", "searchsorted"), indexing.binned),
+    "floor_divide": lambda low, r: low.elementwise(Op.POINTWISE, refs_of(r.args)),
+    **dict.fromkeys(
+        "fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine_cachemask "
+        "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams _fake_quantize_learnable_per_tensor_affine "
+        "_fake_quantize_learnable_per_channel_affine _fused_moving_avg_obs_fq_helper log_sigmoid_forward".split(),
+        _first_alone,
+    ),
 }

@@ -38,6 +38,7 @@ CATALOG = (
     Entry("functional-tie", "info", "the readout has no module of its own: tools that look for one miss it"),
     Entry("gradient-cut", "error", "a role reads the table, but its gradient does not reach it"),
     Entry("init-scale", "error", "a fresh table's std gives logits far from unit variance"),
+    Entry("left-alone", "warning", "a table was not drawn: it could be read out in a way that was not seen"),
     Entry("logits-small", "info", "the logits start far below unit variance"),
     Entry("lookup-small", "info", "looked-up rows enter a residual stream with a small root mean square"),
     Entry("meta-left", "error", "some parameters have no values while others do"),
