@@ -49,7 +49,7 @@ def _write(table: torch.Tensor, file: IO[bytes]) -> None:
     steps = _pieces(table)
     for start in steps:
         piece = table[start : start + steps.step].cpu().contiguous()
-        file.write(memoryview(piece.reshape(-1).view(torch.uint8).numpy()))
+        file.write(piece.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 def _read(table: torch.Tensor, file: IO[bytes]) -> None:
