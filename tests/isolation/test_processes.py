@@ -99,20 +99,23 @@ def test_examples_go_where_what_they_import_is() -> None:
     assert set(homes(ROOT / "src/tiebeam/api/initialization.py")) == {"torch", "jax"}
 
 
-def imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def imported(path: Path, anywhere: bool) -> Iterator[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree) if anywhere else tree.body:
         found = [a.name for a in node.names] if isinstance(node, ast.Import) else []
         found += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         yield from (name.partition(".")[0] for name in found)
 
 
 def test_a_file_that_imports_a_framework_goes_to_a_process_that_has_it() -> None:
+    """A module of the library where its examples are collected; what a function imports, it imports when it is called."""
     tests = [p for p in files_below(ROOT / "tests") if not p.is_relative_to(ROOT / "tests/isolation")]
-    assert len(tests) > 50
+    modules = files_below(ROOT / "src")
+    assert len(tests) > 50 < len(modules)
     wrong = [
         f"{path.relative_to(ROOT)} imports {module} and goes to {home}"
-        for path in tests
-        for module in STRANGERS.intersection(imported(path))
+        for path in (*tests, *modules)
+        for module in STRANGERS.intersection(imported(path, anywhere=path in tests))
         for home in homes(path)
         if module in PROCESSES.get(home, BARE).strangers
     ]

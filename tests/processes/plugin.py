@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +76,10 @@ def _labelled(labels: str) -> Part:
 def _prepare(config: pytest.Config, part: Part, asked: list[tuple[str, list[Path]]]) -> None:
     """Make this the process: paths of the others are dropped, those that do not exist are left to pytest."""
     os.environ.update(part.process.environment)
+    for name in part.process.folders:  # of each worker too: two that write one file at once would read halves
+        folder = tempfile.TemporaryDirectory(prefix="tiebeam-")
+        config.add_cleanup(folder.cleanup)
+        os.environ[name] = folder.name
     config.stash[RUN] = part
     config.args[:] = [
         arg for arg, files in asked if not files or any(set(part.labels) & set(table.homes(f)) for f in files)

@@ -22,12 +22,14 @@ class Process:
         needs: Modules that must be installed.
         strangers: Modules that must not be loaded in it.
         environment: What is set before anything is imported.
+        folders: Names of variables that are set to an empty folder of this process alone.
     """
 
     name: str
     needs: tuple[str, ...] = ()
     strangers: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
 
     def intruders(self, loaded: Iterable[str]) -> list[str]:
         """Strangers among the loaded modules."""
@@ -35,16 +37,25 @@ class Process:
         return [s for s in self.strangers if s in present]
 
 
+# XLA would take longer to compile a small model well than the model ever runs, and again wherever a test builds it.
+COMPILING = {
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+COMPILED = ("JAX_COMPILATION_CACHE_DIR",)
+
+
 def _keras(on: str, *strangers: str) -> Process:
     # Where they are installed, keras imports jax on every backend; its `set_random_seed`, and keras_hub, tensorflow.
-    return Process(f"keras-{on}", ("keras", on), strangers, {"KERAS_BACKEND": on})
+    return Process(f"keras-{on}", ("keras", on), strangers, {"KERAS_BACKEND": on, **COMPILING}, COMPILED)
 
 
 PROCESSES = {
     process.name: process
     for process in (
         Process("torch", ("torch",), ("jax", "keras", "tensorflow")),
-        Process("jax", ("jax", "flax", "equinox"), ("torch", "keras", "tensorflow")),
+        Process("jax", ("jax", "flax", "equinox"), ("torch", "keras", "tensorflow"), COMPILING, COMPILED),
         _keras("tensorflow", "torch"),
         _keras("jax", "torch"),
         _keras("torch"),
@@ -101,6 +112,9 @@ HOMES: dict[str, tuple[str, ...]] = {
     "tests/blocks/test_keras.py": KERAS,
     "tests/contract/test_keras.py": KERAS,
     "src/tiebeam/backends/keras": KERAS,
+    "src/tiebeam/backends/keras/on_jax.py": ("keras-jax",),
+    "src/tiebeam/backends/keras/on_torch.py": ("keras-torch",),
+    "src/tiebeam/backends/keras/tensorflow": ("keras-tensorflow",),
     "src/tiebeam/blocks/keras.py": KERAS,
     "src/tiebeam/keras": KERAS,
     "src/tiebeam/zoo/keras": KERAS,
