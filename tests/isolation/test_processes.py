@@ -84,6 +84,10 @@ def test_the_whole_suite_visits_every_framework_that_has_tests() -> None:
     assert visited["jax"] == ("jax",)
 
 
+def test_every_framework_is_under_the_contract_and_so_gives_its_one_digest() -> None:
+    assert shared_out("tests/contract").keys() == PROCESSES.keys()
+
+
 def test_a_longer_row_counts_more_than_a_shorter_one() -> None:
     assert homes(ROOT / "tests/zoo/test_minigpt.py") == ("torch",)
     assert homes(ROOT / "tests/zoo/test_numpy_tied.py") == (NEUTRAL,)
@@ -108,7 +112,7 @@ def imported(path: Path, anywhere: bool) -> Iterator[str]:
 
 
 def test_a_file_that_imports_a_framework_goes_to_a_process_that_has_it() -> None:
-    """A module of the library where its examples are collected; what a function imports, it imports when it is called."""
+    """A module where its examples are collected; what a function imports, it imports when it is called."""
     tests = [p for p in files_below(ROOT / "tests") if not p.is_relative_to(ROOT / "tests/isolation")]
     modules = files_below(ROOT / "src")
     assert len(tests) > 50 < len(modules)

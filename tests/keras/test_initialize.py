@@ -1,8 +1,5 @@
 """`initialize` on Keras models: written in place, the draws of every framework, and nothing else touched."""
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -17,24 +14,6 @@ load()
 V, D = 300, 48
 IDS = np.random.default_rng(1).integers(0, V, (4, 32)).astype("int32")
 
-IN_TORCH = """
-import sys, numpy as np, torch, tiebeam
-from torch import nn
-import torch.nn.functional as F
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(300, 48)
-    def forward(self, ids):
-        h = self.embed(ids) * 48**0.5
-        return F.linear(F.rms_norm(h, (48,), eps=1e-6), self.embed.weight) * 0.5
-
-model = Model().to(getattr(torch, sys.argv[2]))
-tiebeam.initialize(model, torch.arange(8)[None], seed=7)
-np.save(sys.argv[1], model.embed.weight.detach().float().numpy())
-"""
-
 
 def language_model(dtype: str = "float32", body: Any = None, **options: Any) -> tuple[Any, Any]:
     """Half of the logits of a normalised stream; the model and its table."""
@@ -47,29 +26,6 @@ def language_model(dtype: str = "float32", body: Any = None, **options: Any) -> 
 
 def state_of(model: Any) -> list[tuple[str, Any]]:
     return [(v.path, numbers(v)) for v in model.variables]
-
-
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def of_torch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
-    """The table that a plain PyTorch model gets from the same seed, in a process of its own."""
-    file = tmp_path_factory.mktemp("torch") / "table.npy"
-    root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-c", IN_TORCH, str(file), request.param]
-    done = subprocess.run(command, cwd=root / "src", capture_output=True, text=True, check=False)
-    if "No module named 'torch'" in done.stderr:
-        pytest.skip("PyTorch is not installed")
-    assert done.returncode == 0, done.stderr
-    return request.param, np.load(file)
-
-
-@pytest.mark.slow
-def test_one_seed_gives_the_bits_that_pytorch_gets(of_torch: tuple[str, Any]) -> None:
-    dtype, expected = of_torch
-    model, table = language_model(dtype)
-    tiebeam.initialize(model, IDS, seed=7)
-    assert table.dtype == dtype
-    assert np.array_equal(numbers(table), expected)
-    assert expected.std() > 0
 
 
 def test_logits_start_at_unit_variance_and_the_report_says_so() -> None:
