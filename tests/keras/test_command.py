@@ -1,6 +1,7 @@
 """The command line on Keras targets: files, callables, classes of the user's, and what `init` writes.
 
-Each command runs in a process of its own: Keras keeps the backend that it was imported with.
+On JAX alone: what a command does with Keras is the same on each. What depends on what was imported before, or prints as
+Keras is imported, runs in a process of its own; the others share this one, which starts Keras once.
 """
 
 import json
@@ -8,12 +9,16 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-pytestmark = pytest.mark.slow
+from tiebeam.cli import main
+
+# Saving warns: Keras' variables do not take NumPy 2's `copy` yet.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")]
 
 BACKEND = "jax"
 
@@ -52,7 +57,18 @@ def write():
 """
 
 
-def run(folder: Path, *args: str, code: str = "") -> subprocess.CompletedProcess[str]:
+class Done(NamedTuple):
+    """What came of a command."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
+
+
+def run_apart(folder: Path, *args: str, code: str = "") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KERAS_BACKEND": BACKEND}
     command = ["-c", code] if code else ["-m", "tiebeam.cli", *args]
     return subprocess.run(
@@ -65,46 +81,60 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The current folder, with a module of models in it, and files that it wrote."""
     made = tmp_path_factory.mktemp("models")
     (made / "keras_models.py").write_text(MODULE, encoding="utf-8")
-    done = run(made, code="import keras_models; keras_models.write()")
+    done = run_apart(made, code="import keras_models; keras_models.write()")
     assert done.returncode == 0, done.stderr
     return made
 
 
-def report_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+@pytest.fixture
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """A command in this process, in that folder."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+
+    def command(*args: str) -> Done:
+        with pytest.raises(SystemExit) as ended:
+            main(list(args))
+        return Done(int(ended.value.code or 0), *capsys.readouterr())
+
+    return command
+
+
+def report_of(done: Done | subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert done.returncode in (0, 1), done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return report
 
 
 @pytest.mark.parametrize("target", ["plain.keras", "keras_models:build"])
-def test_a_file_and_a_callable_are_looked_at(target: str, folder: Path) -> None:
-    report = report_of(run(folder, "inspect", target, "--format", "json"))
+def test_a_file_and_a_callable_are_looked_at(target: str, run: Run) -> None:
+    report = report_of(run("inspect", target, "--format", "json"))
     assert report["framework"] == "keras"
     assert {t["state"] for t in report["tables"]} == {"untied"}
     assert report["versions"]["keras"]
 
 
 def test_a_class_of_the_users_is_imported_when_it_is_named(folder: Path) -> None:
-    alone = run(folder, "inspect", "own.keras")
+    alone = run_apart(folder, "inspect", "own.keras")
     assert alone.returncode == 2
     assert "--import keras_models" in alone.stderr
-    named = report_of(run(folder, "inspect", "own.keras", "--import", "keras_models", "--format", "json"))
+    named = report_of(run_apart(folder, "inspect", "own.keras", "--import", "keras_models", "--format", "json"))
     lookups = [t["lookup_factor"] for t in named["tables"] if t["lookups"]]
     assert lookups == [2.0]
 
 
 def test_the_building_blocks_need_no_import(folder: Path) -> None:
-    report = report_of(run(folder, "inspect", "block.keras", "--format", "json"))
+    report = report_of(run_apart(folder, "inspect", "block.keras", "--format", "json"))
     assert [t["state"] for t in report["tables"]] == ["tied"]
 
 
-def test_a_lambda_is_refused_also_beside_imports(folder: Path) -> None:
-    done = run(folder, "inspect", "lambda.keras", "--import", "keras_models")
+def test_a_lambda_is_refused_also_beside_imports(run: Run) -> None:
+    done = run("inspect", "lambda.keras", "--import", "keras_models")
     assert done.returncode == 2
     assert "Python code" in done.stderr
 
 
-def test_a_config_that_asks_for_more_than_the_file_holds_takes_no_memory(folder: Path) -> None:
+def test_a_config_that_asks_for_more_than_the_file_holds_takes_no_memory(folder: Path, run: Run) -> None:
     """Forty terabytes, by the config."""
     with zipfile.ZipFile(folder / "plain.keras") as good, zipfile.ZipFile(folder / "huge.keras", "w") as bad:
         for member in good.namelist():
@@ -112,13 +142,13 @@ def test_a_config_that_asks_for_more_than_the_file_holds_takes_no_memory(folder:
             if member == "config.json":
                 data = data.replace(b'"input_dim": 300', b'"input_dim": 1000000000000')
             bad.writestr(member, data)
-    done = run(folder, "inspect", "huge.keras")
+    done = run("inspect", "huge.keras")
     assert done.returncode == 2
     assert "are not those of its config" in done.stderr, done.stderr
 
 
-def test_init_writes_a_file_that_keras_loads(folder: Path) -> None:
-    done = run(folder, "init", "plain.keras", "--out", "ready")
+def test_init_writes_a_file_that_keras_loads(folder: Path, run: Run) -> None:
+    done = run("init", "plain.keras", "--out", "ready")
     assert done.returncode == 0, done.stderr
     assert sorted(p.name for p in (folder / "ready").iterdir()) == ["model.keras", "report.json"]
     code = (
@@ -126,11 +156,11 @@ def test_init_writes_a_file_that_keras_loads(folder: Path) -> None:
         "m = keras.saving.load_model('ready/model.keras')\n"
         "print(float(np.std(m.get_layer('head').kernel)))"
     )
-    again = run(folder, code=code)
+    again = run_apart(folder, code=code)
     assert float(again.stdout.split()[-1]) == pytest.approx(0.25, rel=0.03), again.stderr
 
 
 def test_the_backend_is_what_the_option_says(folder: Path) -> None:
-    done = run(folder, "inspect", "plain.keras", "--backend", "torch", "--fail-on", "never")
+    done = run_apart(folder, "inspect", "plain.keras", "--backend", "torch", "--fail-on", "never")
     assert done.returncode == 0, done.stderr
     assert "Keras computes with torch" in done.stderr

@@ -109,6 +109,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "src/tiebeam/nnx": JAX,
     "src/tiebeam/zoo/jax": JAX,
     "tests/keras": KERAS,
+    "tests/keras/tensorflow": ("keras-tensorflow",),
+    "tests/keras/test_command.py": ("keras-jax",),  # each command has a process of its own, on JAX
     "tests/blocks/test_keras.py": KERAS,
     "tests/contract/test_keras.py": KERAS,
     "src/tiebeam/backends/keras": KERAS,
