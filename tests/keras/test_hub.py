@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import keras
@@ -14,7 +15,7 @@ import tiebeam
 
 pytest.importorskip("keras_hub", exc_type=ImportError)
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-every_hub = pytest.mark.parametrize("hub", [pytest.param(h, id=n) for n, h in HUB.items()])
+every_hub = pytest.mark.parametrize("name", HUB)
 
 
 @contextmanager
@@ -32,6 +33,12 @@ def model_of(hub: Hub) -> tuple[Any, Any]:
     keras.backend.clear_session()
     keras.utils.set_random_seed(0)
     return hub.build()
+
+
+@cache
+def shared_model_of(name: str) -> tuple[Any, Any]:
+    """For tests that leave it as it was: building takes most of their time."""
+    return model_of(HUB[name])
 
 
 def inputs_of(model: Any) -> Any:
@@ -94,12 +101,13 @@ class Probe:
 
 
 @every_hub
-def test_a_task_is_seen_as_it_runs(hub: Hub) -> None:
-    backbone, task = model_of(hub)
+def test_a_task_is_seen_as_it_runs(name: str) -> None:
+    hub = HUB[name]
+    backbone, task = shared_model_of(name)
     inputs = inputs_of(task)
     report = tiebeam.inspect(task, inputs)
-    name = backbone.token_embedding._embeddings.path
-    looked = next(t for t in report.tables if name in t.names and t.lookups)
+    path = backbone.token_embedding._embeddings.path
+    looked = next(t for t in report.tables if path in t.names and t.lookups)
     read = next(t for t in report.tables if t.readouts)
     assert looked.state == read.state == ("tied" if hub.tied else "untied")
     assert (looked is read) == hub.tied
@@ -124,8 +132,9 @@ def test_a_task_is_seen_as_it_runs(hub: Hub) -> None:
 
 
 @every_hub
-def test_a_backbone_alone_has_a_lookup_alone(hub: Hub) -> None:
-    backbone, _ = model_of(hub)
+def test_a_backbone_alone_has_a_lookup_alone(name: str) -> None:
+    hub = HUB[name]
+    backbone, _ = shared_model_of(name)
     table = next(t for t in tiebeam.inspect(backbone).tables if t.lookups)
     assert (table.state, table.readouts) == ("untied", ())
     assert table.lookup_factor == pytest.approx(hub.lookup_factor, rel=1e-6)
@@ -133,7 +142,7 @@ def test_a_backbone_alone_has_a_lookup_alone(hub: Hub) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma", "bert", "llama3"])
 def test_inputs_are_made_where_none_are_given(name: str) -> None:
-    _, task = model_of(HUB[name])
+    _, task = shared_model_of(name)
     report = tiebeam.inspect(task)
     assert any(t.readouts for t in report.tables)
     assert not [f.code for f in report.findings if f.severity == "error"]
