@@ -7,6 +7,7 @@ Times are ratios of medians of interleaved runs; peaks are taken in fresh proces
 """
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -72,8 +73,14 @@ def works(name: str, layers: int | None = None) -> dict[str, Work]:
 
 
 def peak(name: str, work: str) -> float | None:
-    """MiB above the loaded model that one call needs, in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, "--peak", name, work], capture_output=True, text=True, check=True)
+    """MiB above the loaded model that one call needs, in a process of its own.
+
+    There tensors go back to the system once they are freed: what counts is what is held, not how the heap was cut up.
+    """
+    done = subprocess.run(
+        [sys.executable, __file__, "--peak", name, work], capture_output=True, text=True, check=True,
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},
+    )  # fmt: skip
     said = done.stdout.split()[-1]
     return None if said == "None" else float(said)
 

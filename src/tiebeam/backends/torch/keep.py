@@ -1,6 +1,6 @@
 """Leaving a model as it was: what its forward writes, swaps or switches is put back."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,12 +17,17 @@ class Keeper:
     itself (offloading, sharding) are left to it.
     """
 
-    def __init__(self, model: nn.Module, ledger: Ledger, inputs: Iterable[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        parameters: Sequence[nn.Parameter],
+        ledger: Ledger,
+        inputs: Iterable[torch.Tensor],
+    ) -> None:
         self._ledger = ledger
         self._storages: dict[int, list[torch.Tensor]] = {}
         self._whole: dict[int, torch.Tensor] = {}  # what has no storage of its own
         self._clones: list[tuple[torch.Tensor, torch.Tensor]] = []
-        modules, parameters = list(model.modules()), list(model.parameters())
         self._modes = [(m, m.training) for m in modules if not isinstance(m, torch.jit.ScriptModule)]
         self._swapped = any("_hf_hook" in vars(m) or hasattr(type(m), "_get_fsdp_state") for m in modules)
         self._tables: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -31,7 +36,8 @@ class Keeper:
         self._asked = [(p, p.requires_grad) for p in parameters]
         self._data: list[tuple[nn.Parameter, torch.Tensor]] = []
         loose = (v for m, _ in self._modes for v in vars(m).values() if isinstance(v, torch.Tensor))
-        for t in [*parameters, *model.buffers(), *loose, *inputs]:
+        buffers = (b for m in modules for b in m.buffers(recurse=False))
+        for t in [*parameters, *buffers, *loose, *inputs]:
             storage = ledger.storage(t)
             if storage is not None:
                 self._storages.setdefault(storage.key, []).append(t)

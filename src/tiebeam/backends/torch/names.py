@@ -10,10 +10,11 @@ _REGISTRIES = frozenset(("_parameters", "_buffers", "_modules"))
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
     """Every path of every parameter and buffer (name, tensor, is a parameter), aliases included."""
-    for name, p in model.named_parameters(remove_duplicate=False):
-        yield name, p, True
-    for name, b in model.named_buffers(remove_duplicate=False):
-        yield name, b, False
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, p in module.named_parameters(path, recurse=False, remove_duplicate=False):
+            yield name, p, True
+        for name, b in module.named_buffers(path, recurse=False, remove_duplicate=False):
+            yield name, b, False
 
 
 def loose_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

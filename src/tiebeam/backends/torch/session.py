@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -24,7 +24,14 @@ def _refuse(_: None) -> torch.Tensor:
 
 
 @contextmanager
-def neutral(model: nn.Module, seed: int | None = None, *, drop: bool = True, grad: bool = True) -> Iterator[None]:
+def neutral(
+    modules: Iterable[nn.Module],
+    parameters: Sequence[nn.Parameter],
+    seed: int | None = None,
+    *,
+    drop: bool = True,
+    grad: bool = True,
+) -> Iterator[None]:
     """Conditions of the pass.
 
     Gradients are recorded (so detached roles show and fused inference paths are not taken) but nothing
@@ -32,25 +39,22 @@ def neutral(model: nn.Module, seed: int | None = None, *, drop: bool = True, gra
     are as before afterwards.
 
     Args:
+        modules, parameters: Of the model, each once.
         seed: Of the pass; None takes the generators as they stand.
         drop: Keep nothing for a backward pass.
         grad: Record gradients whatever the caller's mode.
     """
-    devices = sorted(
-        {p.device.index for p in model.parameters() if p.device.type == "cuda" and p.device.index is not None}
-    )
+    devices = sorted({p.device.index for p in parameters if p.device.type == "cuda" and p.device.index is not None})
     callers = torch.is_grad_enabled()  # asked here: leaving inference mode switches gradients on
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the model may use it: restore it
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices))
         stack.enter_context(torch.inference_mode(False))
-        frozen = any(
-            p.is_inference() for p in model.parameters()
-        )  # made in inference mode: no gradient can be asked for
+        frozen = any(p.is_inference() for p in parameters)  # made in inference mode: no gradient can be asked for
         stack.enter_context(torch.set_grad_enabled(not frozen if grad else callers))
         if drop:
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_drop, _refuse))
-        if _compiled(model):
+        if _compiled(modules):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         torch.clear_autocast_cache()
         if seed is not None:
@@ -65,15 +69,15 @@ def neutral(model: nn.Module, seed: int | None = None, *, drop: bool = True, gra
             np.random.set_state(numpy)  # noqa: NPY002 - see above
 
 
-def _compiled(model: nn.Module) -> bool:
+def _compiled(modules: Iterable[nn.Module]) -> bool:
     import sys
 
     # A compiled function anywhere needs dynamo to be loaded; asking the stance would load it (seconds).
-    return "torch._dynamo" in sys.modules or any(m._compiled_call_impl is not None for m in model.modules())
+    return "torch._dynamo" in sys.modules or any(m._compiled_call_impl is not None for m in modules)
 
 
 @contextmanager
-def module_paths(model: nn.Module, stack: list[str]) -> Iterator[None]:
+def module_paths(modules: Iterable[tuple[str, nn.Module]], stack: list[str]) -> Iterator[None]:
     """Keep the path of the module whose forward is running on top of `stack`."""
     handles = []
     mine = threading.get_ident()  # another thread may be running the same model
@@ -90,7 +94,7 @@ def module_paths(model: nn.Module, stack: list[str]) -> Iterator[None]:
             stack.pop()
 
     # Hooks on each module rather than global ones: those would make compiled wrappers warn, and recompile.
-    for path, module in model.named_modules():
+    for path, module in modules:
         if not isinstance(module, torch.jit.ScriptModule):
             handles.append(module.register_forward_pre_hook(enter(path), prepend=True))
             handles.append(module.register_forward_hook(leave, always_call=True))
@@ -102,9 +106,9 @@ def module_paths(model: nn.Module, stack: list[str]) -> Iterator[None]:
         del stack[1:]
 
 
-def reshard(model: nn.Module) -> None:
+def reshard(modules: Iterable[nn.Module]) -> None:
     """Bring the parameters of fully sharded modules back to their shards: those are what an optimizer holds."""
-    for module in model.modules():
+    for module in modules:
         if hasattr(type(module), "_get_fsdp_state"):
             back: Any = module.reshard
             back()

@@ -110,16 +110,14 @@ class Shadows:
         with _disable_current_modes():
             return func(*map_tensors(args, companion), **map_tensors(kwargs, companion)), invented
 
-    def _on_cpu(self, args: Any, value: Callable[[torch.Tensor], int]) -> Any:
-        def cpu(a: Any) -> Any:
-            if isinstance(a, torch.Tensor):
-                return self.of[value(a)].clone() if valueless(a) else a
-            if isinstance(a, torch.device):
-                return torch.device("cpu")
-            if isinstance(a, (list, tuple)):
-                return type(a)(cpu(x) for x in a)
-            if isinstance(a, dict):
-                return {k: cpu(x) for k, x in a.items()}
-            return a
-
-        return cpu(args)
+    def _on_cpu(self, a: Any, value: Callable[[torch.Tensor], int]) -> Any:
+        # A method, not a nested function that calls itself: that would be a cycle, and keep all records alive.
+        if isinstance(a, torch.Tensor):
+            return self.of[value(a)].clone() if valueless(a) else a
+        if isinstance(a, torch.device):
+            return torch.device("cpu")
+        if isinstance(a, (list, tuple)):
+            return type(a)(self._on_cpu(x, value) for x in a)
+        if isinstance(a, dict):
+            return {k: self._on_cpu(x, value) for k, x in a.items()}
+        return a

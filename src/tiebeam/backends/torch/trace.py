@@ -89,7 +89,8 @@ def trace(
     now = how or How(compiler=_compiler())
     while True:
         try:
-            return _trace(model, args, kwargs, now, logits=logits, seed=seed, other=other)
+            with _no_collection():  # until its records are gone
+                return _trace(model, args, kwargs, now, logits=logits, seed=seed, other=other)
         except RefusedError as refused:
             again = _otherwise(now, refused)
             if how is not None or again is None:
@@ -125,7 +126,10 @@ def _trace(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], how: How, *,
     logits: bool, seed: int | None, other: bool,
 ) -> Trace:  # fmt: skip
-    reshard(model)
+    paths = list(model.named_modules())  # one walk: on meta a walk costs as much as many operations
+    modules = [m for _, m in paths]
+    reshard(modules)
+    parameters = list(model.parameters())
     names = Names(model)
     ledger = Ledger(names)
     measures = Measures(ledger.drafts, logits=logits)
@@ -133,13 +137,13 @@ def _trace(
     args, kwargs = rebuilt((args, dict(kwargs)), lambda t, _: t if fake is None else _faked(fake, t))
     given = list(tensors_of((args, dict(kwargs))))
     meta = any(valueless(t) for t in [*given, *names.held.values()])
-    keeper = Keeper(model, ledger, given)
+    keeper = Keeper(modules, parameters, ledger, given)
     recorder: Recorder
     if meta:
         recorder = MetaRecorder(ledger, measures, keeper, fake=fake, fill=how.fill, other=other)
     else:
         recorder = Recorder(ledger, measures, keeper)
-    recorder.autograd = not any(isinstance(m, torch.jit.ScriptModule) for m in model.modules())
+    recorder.autograd = not any(isinstance(m, torch.jit.ScriptModule) for m in modules)
     inputs = []
     for t in given:
         inputs.append(ledger.output(t, ledger.place(t), Origin.INPUT, True))
@@ -148,9 +152,8 @@ def _trace(
     try:
         with (
             fake or nullcontext(),
-            neutral(model, seed, drop=how.drop, grad=how.grad),
-            module_paths(model, recorder.modules),
-            _no_collection(),
+            neutral(modules, parameters, seed, drop=how.drop, grad=how.grad),
+            module_paths(paths, recorder.modules),
             recorder,
         ):
             result = _run(model, args, kwargs)
@@ -159,11 +162,10 @@ def _trace(
             raise _MadeUpError from refused.__cause__
         raise
     finally:
-        reshard(model)
+        reshard(modules)
         keeper.restore()
-    with _no_collection():
-        traced = _finish(names, ledger, recorder, measures, inputs, given, list(tensors_of(result, modules=True)))
-        return replace(traced, how=how)
+    traced = _finish(names, ledger, recorder, measures, inputs, given, list(tensors_of(result, modules=True)))
+    return replace(traced, how=how)
 
 
 @contextmanager
