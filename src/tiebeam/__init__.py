@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 from tiebeam import reports as reports
 
 if TYPE_CHECKING:
-    from tiebeam.api import initialize, initialize_params, inspect, inspect_optimizer
+    from tiebeam.api import Watch, check_gradients, initialize, initialize_params, inspect, inspect_optimizer, measure
     from tiebeam.core.facts import Lookup, Readout, Table
+    from tiebeam.core.gradient_check import GradientCheck
+    from tiebeam.core.measurement import Measurement
     from tiebeam.core.report import Finding, Report
     from tiebeam.errors import (
         BackendError,
@@ -34,8 +36,10 @@ if TYPE_CHECKING:
 __all__ = [
     "BackendError",
     "Finding",
+    "GradientCheck",
     "InputError",
     "Lookup",
+    "Measurement",
     "RangeError",
     "Readout",
     "Report",
@@ -45,15 +49,28 @@ __all__ = [
     "TiebeamError",
     "TraceError",
     "UnhealthyTie",
+    "Watch",
+    "check_gradients",
     "initialize",
     "initialize_params",
     "inspect",
     "inspect_optimizer",
+    "measure",
 ]
 
 _HOMES = {
-    "tiebeam.api": ("initialize", "initialize_params", "inspect", "inspect_optimizer"),
+    "tiebeam.api": (
+        "Watch",
+        "check_gradients",
+        "initialize",
+        "initialize_params",
+        "inspect",
+        "inspect_optimizer",
+        "measure",
+    ),
     "tiebeam.core.facts": ("Lookup", "Readout", "Table"),
+    "tiebeam.core.gradient_check": ("GradientCheck",),
+    "tiebeam.core.measurement": ("Measurement",),
     "tiebeam.core.report": ("Finding", "Report"),
 }
 # One module for each framework that someone builds in; they import it.

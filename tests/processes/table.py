@@ -79,6 +79,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "tests/blocks/torch_kit.py": TORCH,
     "tests/blocks/torch_parallel.py": TORCH,
     "tests/contract/test_torch.py": TORCH,
+    "tests/measure": TORCH,
+    "tests/measure/test_core.py": (NEUTRAL,),
     "tests/optim": TORCH,
     "tests/optim/test_rules.py": (NEUTRAL,),
     "tests/optim/test_optax.py": JAX,

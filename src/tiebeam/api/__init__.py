@@ -3,4 +3,7 @@
 from tiebeam.api.initialization import initialize as initialize
 from tiebeam.api.initialization import initialize_params as initialize_params
 from tiebeam.api.inspection import inspect as inspect
+from tiebeam.api.measurement import check_gradients as check_gradients
+from tiebeam.api.measurement import measure as measure
 from tiebeam.api.optimizers import inspect_optimizer as inspect_optimizer
+from tiebeam.api.watching import Watch as Watch

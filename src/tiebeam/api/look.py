@@ -1,6 +1,6 @@
 """Looking at a model once: trace, roles, factors; the part that inspecting and initialising share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,18 +102,25 @@ def _traced(
     try:
         return backend.trace(args, kwargs, logits=logits, seed=seed)
     except RefusedError as refused:
-        error = refused.__cause__ or refused
-        why = backend.diagnose()
-        if isinstance(why, ShapeError):
-            raise why from error
-        if why is not None:
-            raise UnloadedError(why) from error
-        raise InputError(
-            f"{backend.name} does not run on these inputs: {type(error).__name__}: {error}",
-            got=", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())]) or "no inputs",
-            expected=f"what its forward takes: {_signature(backend)}",
-            hint="pass inputs=, a tuple for positional or a dict for keyword arguments, with which model(...) runs",
-        ) from error
+        raise refused_inputs(backend, args, kwargs, refused) from (refused.__cause__ or refused)
+
+
+def refused_inputs(
+    backend: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], refused: RefusedError
+) -> InputError | ShapeError:
+    """What to raise where the model's own forward raised."""
+    error = refused.__cause__ or refused
+    why = backend.diagnose()
+    if isinstance(why, ShapeError):
+        return why
+    if why is not None:
+        return UnloadedError(why)
+    return InputError(
+        f"{backend.name} does not run on these inputs: {type(error).__name__}: {error}",
+        got=", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())]) or "no inputs",
+        expected=f"what its forward takes: {_signature(backend)}",
+        hint="pass inputs=, a tuple for positional or a dict for keyword arguments, with which model(...) runs",
+    )
 
 
 def _checked(backend: Model, uses: list[Use], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Use]:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from tiebeam.core.findings import Fixes
+from tiebeam.core.gradient_check import MovableTable
+from tiebeam.core.passes import Passed, Request, Wanted
 from tiebeam.core.report import Finding
 from tiebeam.core.statistics import Weights
 from tiebeam.errors import ShapeError
@@ -165,4 +167,36 @@ class Described(Protocol):
 
     def example(self, make: Callable[[str, tuple[int | None, ...], str], Any]) -> Any | None:
         """Inputs of arrays that `make` makes of a name, a shape (None: any size) and a dtype ("": unknown), or None."""
+        ...
+
+
+@runtime_checkable
+class Differentiable(Protocol):
+    """A model whose pass can be differentiated, each role by itself."""
+
+    def differentiate(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], request: Request
+    ) -> tuple[Any, Wanted, Passed]:
+        """One forward and one backward pass, leaving the model as it was: trace, what was asked of it, the answer.
+
+        Raises:
+            RefusedError: The model's own forward raised.
+            InputError: The batch holds no targets, or the loss is none.
+        """
+        ...
+
+
+@runtime_checkable
+class Movable(Protocol):
+    """A model whose table can be moved in one role alone."""
+
+    def movable(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], request: Request
+    ) -> tuple[MovableTable, tuple[str, ...]]:
+        """The main table of a copy of the model, to be moved in one role alone; and notes.
+
+        Raises:
+            RefusedError: The model's own forward raised.
+            InputError: As above; or no table could be moved so.
+        """
         ...

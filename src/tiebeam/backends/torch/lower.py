@@ -10,9 +10,16 @@ from tiebeam.backends.torch.record import Record
 from tiebeam.ir import Graph
 
 
-def lower(ledger: Ledger, records: Sequence[Record | Implied], **facts: Any) -> Graph:
-    """The graph of a recorded pass; `facts` are the remaining fields of `Graph`."""
+def lower(
+    ledger: Ledger, records: Sequence[Record | Implied], steps: list[tuple[int, int]] | None = None, **facts: Any
+) -> Graph:
+    """The graph of a recorded pass; `facts` are the remaining fields of `Graph`.
+
+    Args:
+        steps: Filled with each node's `Record.sequence` and `Record.ordinal`.
+    """
     lowering = Lowering(ledger)
+    taken = [] if steps is None else steps
     at: dict[int, int] = {}
     for position, item in enumerate(records):
         if isinstance(item, Implied):
@@ -22,6 +29,7 @@ def lower(ledger: Ledger, records: Sequence[Record | Implied], **facts: Any) -> 
             lowering.record = item
             lower_record(lowering, item)
         at[position] = len(lowering.nodes) - 1
+        taken += [(lowering.record.sequence, lowering.record.ordinal)] * (len(lowering.nodes) - len(taken))
     cosine = {(at[p], v): c for (p, v), c in facts.pop("cosine", {}).items()}
     return Graph(values=lowering.values(), nodes=tuple(lowering.nodes), cosine=cosine, **facts)
 

@@ -43,6 +43,7 @@ class Measures:
         self._rows: torch.Tensor | None = None
         self.repeats: float | None = None
         self._descends: set[int] = set()
+        self.ids: dict[int, torch.Tensor] = {}  # integers that rows were looked up at
 
     def after(self, index: int, schema: Schema, args: Any, refs: Any, out: Any, outputs: tuple[int, ...]) -> None:
         """Called after every recorded operation."""
@@ -73,6 +74,7 @@ class Measures:
             return
         if not any(self._drafts[v].varying for v in _values(refs[1:])):
             return  # positions, not tokens
+        self.ids.update((v, t) for v, t in zip(_values(refs[1:]), tensors_in(args[1:]), strict=True))
         vocab = table.shape[1] if table.shape[0] == out.shape[-1] != table.shape[1] else table.shape[0]
         self._vocabs.add(vocab)
         self._storages.add(table.untyped_storage()._cdata)

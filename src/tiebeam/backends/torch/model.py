@@ -11,10 +11,14 @@ from tiebeam.backends.torch import weights
 from tiebeam.backends.torch.aside import put_aside
 from tiebeam.backends.torch.diagnose import check_shaped, unfit_modules, without_values
 from tiebeam.backends.torch.fixes import TorchFixes
+from tiebeam.backends.torch.measuring import differentiate
+from tiebeam.backends.torch.measuring_moves import moves_of
 from tiebeam.backends.torch.parts import sharded
 from tiebeam.backends.torch.shorten import shorter_arguments
 from tiebeam.backends.torch.trace import How, Trace, trace
 from tiebeam.core.findings import Fixes
+from tiebeam.core.gradient_check import MovableTable
+from tiebeam.core.passes import Passed, Request, Wanted
 from tiebeam.core.report import Finding
 from tiebeam.core.statistics import Distance, TableStatistics
 from tiebeam.errors import InputError, ShapeError
@@ -104,6 +108,16 @@ class TorchModel:
         traced = trace(self.model, args, kwargs, logits=logits, seed=seed, other=not measure, how=self._how)
         self._how = traced.how
         return traced
+
+    def differentiate(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], request: Request
+    ) -> tuple[Trace, Wanted, Passed]:
+        return differentiate(self.model, args, kwargs, request)
+
+    def movable(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], request: Request
+    ) -> tuple[MovableTable, tuple[str, ...]]:
+        return moves_of(self.model, args, kwargs, request)
 
     def shorter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         with torch.inference_mode(False):

@@ -28,6 +28,11 @@ MADE_FROM_NOTHING = frozenset(
 READS_OUT = frozenset(("_local_scalar_dense", "is_nonzero", "equal"))
 
 
+def latest_node() -> int:
+    """Number of the node that autograd made last in this thread."""
+    return torch._C._autograd._get_sequence_nr() - 1
+
+
 @dataclass(slots=True)  # not frozen: thousands are made while the model runs, and freezing triples the cost
 class Ref:
     """A tensor argument: its value, and whether a gradient was attached when it was read."""
@@ -38,7 +43,13 @@ class Ref:
 
 @dataclass(slots=True)
 class Record:
-    """One executed operation, tensors replaced by `Ref`."""
+    """One executed operation, tensors replaced by `Ref`.
+
+    Attributes:
+        sequence: Number of autograd's latest node: this operation's own, made just before it came here; or that of
+            the custom function whose forward ran it.
+        ordinal: How many operations the pass had run before, detaching aside.
+    """
 
     schema: Schema
     args: tuple[Any, ...]
@@ -46,6 +57,8 @@ class Record:
     outputs: tuple[int, ...]
     where: str
     recorded: bool
+    sequence: int = -1
+    ordinal: int = -1
 
 
 class Recorder(TorchDispatchMode):
@@ -72,6 +85,7 @@ class Recorder(TorchDispatchMode):
         self.keeper = keeper
         self.answers: list[str] = []  # operations whose result was made up (meta tensors)
         self.autograd = True  # False where flags say nothing: TorchScript differentiates by itself
+        self.ran = 0
         self.items = False  # a number was read out of a tensor that an input reached
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -88,6 +102,8 @@ class Recorder(TorchDispatchMode):
         refs = self._refs(args, read)
         named = {k: self._refs((v,), read)[0] for k, v in kwargs.items()} if kwargs else {}
         written = self._written(schema, args, kwargs) if schema.writes_any else ()
+        sequence, ordinal = latest_node(), self.ran
+        self.ran += schema.name != "detach"  # how often a tensor is detached depends on who looks on
         if schema.name in READS_OUT:
             self.items |= any(self.ledger.drafts[v].varying for v in read)
         out = self.run(func, schema, args, kwargs or {})
@@ -97,7 +113,8 @@ class Recorder(TorchDispatchMode):
         self.follow(read, func, args, kwargs or {}, out)
         outputs = self._outputs(schema, read, out, written)
         if outputs:
-            self.records.append(Record(schema, refs, named, outputs, self.modules[-1], torch.is_grad_enabled()))
+            place, recorded = self.modules[-1], torch.is_grad_enabled()
+            self.records.append(Record(schema, refs, named, outputs, place, recorded, sequence, ordinal))
             self.measures.after(len(self.records) - 1, schema, args, refs, out, outputs)
         return out
 

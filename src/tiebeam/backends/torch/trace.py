@@ -3,11 +3,11 @@
 import gc
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import GeneratorType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -53,12 +53,22 @@ class Trace:
         tensors: The tensor of each leaf, by `Leaf.key`.
         items: A Python number was read out of a tensor that an input reached, or was made up.
         how: The way in which the model could be run.
+        steps: For each node of the graph its record's `sequence` and `ordinal`.
+        ids: Integers that came in, and those that rows were looked up at, by value id.
     """
 
     graph: Graph
     tensors: Mapping[int, torch.Tensor]
     items: bool
     how: How = field(default_factory=How)
+    steps: Sequence[tuple[int, int]] = ()
+    ids: Mapping[int, torch.Tensor] = field(default_factory=dict)
+
+
+class Then(Protocol):
+    """What goes on with a pass that is still alive: told of the trace and of the tensors that the model returned."""
+
+    def __call__(self, traced: Trace, result: Any, returned: Sequence[torch.Tensor]) -> None: ...
 
 
 def trace(
@@ -70,6 +80,7 @@ def trace(
     seed: int | None = None,
     other: bool = False,
     how: How | None = None,
+    then: Then | None = None,
 ) -> Trace:
     """Run `model(*args, **kwargs)` once and write down what it does.
 
@@ -78,6 +89,7 @@ def trace(
         seed: Of the random generators during the pass; None takes them as they stand.
         other: The pass confirms another: what is made up on meta is made up differently.
         how: The pass is run so or not at all; None: the way that tells most, and others where the model refuses it.
+        then: Called before the model is put back as it was; autograd's graph is kept for it.
 
     Returns:
         The trace. Parameters, buffers, generators, modes and hooks are as before.
@@ -86,11 +98,11 @@ def trace(
         TraceError: On meta, an operation needs activations to go on.
         Exception: Whatever the model itself raises.
     """
-    now = how or How(compiler=_compiler())
+    now = how or How(compiler=_compiler(), drop=then is None)
     while True:
         try:
             with _no_collection():  # until its records are gone
-                return _trace(model, args, kwargs, now, logits=logits, seed=seed, other=other)
+                return _trace(model, args, kwargs, now, logits=logits, seed=seed, other=other, then=then)
         except RefusedError as refused:
             again = _otherwise(now, refused)
             if how is not None or again is None:
@@ -124,7 +136,7 @@ def _compiler() -> bool:
 
 def _trace(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], how: How, *,
-    logits: bool, seed: int | None, other: bool,
+    logits: bool, seed: int | None, other: bool, then: Then | None,
 ) -> Trace:  # fmt: skip
     paths = list(model.named_modules())  # one walk: on meta a walk costs as much as many operations
     modules = [m for _, m in paths]
@@ -150,13 +162,14 @@ def _trace(
         if isinstance(recorder, MetaRecorder):
             recorder.give(t, inputs[-1])
     try:
-        with (
-            fake or nullcontext(),
-            neutral(modules, parameters, seed, drop=how.drop, grad=how.grad),
-            module_paths(paths, recorder.modules),
-            recorder,
-        ):
-            result = _run(model, args, kwargs)
+        with fake or nullcontext(), neutral(modules, parameters, seed, drop=how.drop, grad=how.grad):
+            with module_paths(paths, recorder.modules), recorder:
+                result = _run(model, args, kwargs)
+            if then is not None:
+                returned = list(tensors_of(result, modules=True))
+                traced = replace(_finish(names, ledger, recorder, measures, inputs, given, returned), how=how)
+                then(traced, result, returned)
+                return traced
     except RefusedError as refused:
         if recorder.answers:
             raise _MadeUpError from refused.__cause__
@@ -196,9 +209,11 @@ def _finish(
     seen = len(ledger.drafts)
     outputs = tuple(ledger.value(t) for t in returned)
     unseen = any(v >= seen and ledger.drafts[v].origin is Origin.CONSTANT for v in outputs)
+    steps: list[tuple[int, int]] = []
     graph = lower(
         ledger,
         [*recorder.records, *ledger.implied],
+        steps,
         inputs=tuple(inputs),
         outputs=outputs,
         attached=frozenset(v for v, t in zip(outputs, returned, strict=True) if t.requires_grad and recorder.autograd),
@@ -213,7 +228,10 @@ def _finish(
         ),
     )
     graph = replace(graph, notes=(*graph.notes, *_nameless(graph, ledger)))
-    return Trace(_without_made_up(graph) if recorder.answers else graph, _tensors(names, ledger), recorder.items)
+    graph = _without_made_up(graph) if recorder.answers else graph
+    integers = {v: t for v, t in zip(inputs, given, strict=True) if not t.is_floating_point()}
+    ids = {**integers, **measures.ids}
+    return Trace(graph, _tensors(names, ledger), recorder.items, steps=steps, ids=ids)
 
 
 def _without_made_up(graph: Graph) -> Graph:

@@ -1,0 +1,107 @@
+"""Numbers about logits, tables and gradients, without a second copy of any."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tiebeam.core.passes import Drift, Role, Sent
+
+ROWS = 64  # rows of logits compared at a time
+CHUNK = 1 << 20  # elements of a table added or multiplied at a time: what a cache holds
+
+
+def dense(t: Tensor) -> Tensor:
+    """The tensor without sparsity."""
+    return t.to_dense() if t.layout is not torch.strided else t
+
+
+def wide(t: Tensor) -> torch.dtype:
+    """What its entries are added up in."""
+    return torch.float64 if t.dtype == torch.float64 else torch.float32
+
+
+def rows_reached(grad: Tensor) -> tuple[float, Tensor]:
+    """Frobenius norm, and the rows that are not all zero.
+
+    Args:
+        grad: (vocab, width), any float dtype.
+
+    Example:
+        >>> rows_reached(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        (5.0, tensor([0]))
+    """
+    norms = torch.linalg.vector_norm(grad, dim=1, dtype=wide(grad))
+    reached = norms != 0
+    if not bool(reached.all()):  # the squares of tiny entries vanish: the largest entry does not
+        reached = torch.linalg.vector_norm(grad, ord=float("inf"), dim=1) != 0
+    return float(torch.linalg.vector_norm(norms)), reached.nonzero().flatten()
+
+
+def inner(a: Tensor, b: Tensor) -> float:
+    """Inner product of two matrices of one shape, summed in float64, chunk by chunk."""
+    rows = max(1, CHUNK // max(1, a.shape[1]))
+    return sum(
+        float((x.to(wide(x)) * y).sum(dtype=torch.float64)) for x, y in zip(a.split(rows), b.split(rows), strict=True)
+    )
+
+
+def own_token(logits: Tensor, own: Tensor) -> tuple[float, float]:
+    """Mean logit and mean rank of a token in each row, 1 being first; equal logits share their mean rank.
+
+    Args:
+        logits: (rows, vocab).
+        own: (rows,), the tokens.
+
+    Example:
+        >>> own_token(torch.tensor([[0.0, 2.0, 1.0]]), torch.tensor([2]))
+        (1.0, 2.0)
+    """
+    mine = logits.gather(1, own[:, None])
+    rank = 0.0
+    for rows, at in zip(logits.split(ROWS), mine.split(ROWS), strict=True):
+        above, upto = (rows > at).sum(), (rows >= at).sum()
+        rank += float(above + upto + len(rows)) / 2
+    return float(mine.sum(dtype=torch.float64)) / len(own), rank / len(own)
+
+
+def gram(table: Tensor, vocab_axis: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """`table.T @ table` of a (vocab, width) table, chunk by chunk."""
+    rows = table.detach() if vocab_axis == 0 else table.detach().mT
+    total = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64)
+    for chunk in rows.split(max(1, CHUNK // max(1, rows.shape[1]))):
+        exact = chunk.to(wide(chunk))
+        total += (exact.mT @ exact).double().cpu()
+    return total.numpy()
+
+
+def drift(before: Tensor, table: Tensor, vocab_axis: int, sent: Mapping[tuple[int, Role], Sent], index: int) -> Drift:
+    """Where a table went, and how much of that is either role's descent."""
+    old, now = (t if vocab_axis == 0 else t.mT for t in (before, table.detach()))
+    change = now.to(wide(now)) - old.to(now.device, wide(now))
+    norm, rows = rows_reached(change)
+    size = float(torch.linalg.vector_norm(old, dtype=wide(old)))
+
+    def along(role: Role) -> float | None:
+        found = sent.get((index, role))
+        if found is None or found.grad is None or not found.norm * norm or found.grad.shape != change.shape:
+            return None
+        return -inner(change, found.grad) / (found.norm * norm)
+
+    return Drift(norm / size if size else math.inf, along("lookup"), along("readout"), len(change) - len(rows))
+
+
+def silent_rows(optimizer: Any, table: Tensor, vocab_axis: int) -> int | None:
+    """Rows that are zero in every state of the table's shape, or None where there is none."""
+    state = getattr(optimizer, "state", {}).get(table, {}) if optimizer is not None else {}
+    moments = [v for v in state.values() if isinstance(v, Tensor) and v.shape == table.shape]
+    if not moments:
+        return None
+    heard = torch.zeros(table.shape[vocab_axis], dtype=torch.bool, device=table.device)
+    for moment in moments:
+        rows = moment if vocab_axis == 0 else moment.mT
+        heard |= (torch.linalg.vector_norm(rows, ord=float("inf"), dim=1) != 0).to(heard.device)
+    return int((~heard).sum())
