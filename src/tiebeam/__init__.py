@@ -92,7 +92,8 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_FRAMEWORKS, "__version__"})
+    # Without the frameworks' modules: tools that read every name of a module would load each framework.
+    return sorted({*globals(), *__all__, "__version__"})
 
 
 def _version() -> str:

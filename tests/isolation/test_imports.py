@@ -59,7 +59,7 @@ def test_the_module_that_jax_models_are_trained_with_loads_no_other_framework() 
 
 def test_a_module_for_a_framework_is_there_without_an_import_of_its_own() -> None:
     assert_loads_none_of(("jax", "keras"), "import tiebeam; tiebeam.torch.TiedEmbedding(4, 2)")
-    assert_loads_none_of(FRAMEWORKS, "import tiebeam; assert {'torch', 'linen', 'keras'} <= set(dir(tiebeam))")
+    assert_loads_none_of(FRAMEWORKS, "import tiebeam, inspect; inspect.getmembers(tiebeam)")
 
 
 @pytest.mark.parametrize("args", [["--help"], ["inspect", "--help"], ["init", "--help"], ["demo", "--help"]])
