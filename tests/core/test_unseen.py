@@ -2,7 +2,7 @@
 
 import pytest
 from tests.core.build import B, Build, D, T, V
-from tests.core.look import reads_of
+from tests.core.look import lookups_of, reads_of
 
 from tiebeam.ir import Op
 
@@ -57,3 +57,39 @@ PLAIN = {
 @pytest.mark.parametrize("step", PLAIN.values(), ids=PLAIN)
 def test_this_is_no_sign_of_a_readout(step):
     assert unseen(step) == ""
+
+
+def scored(rows, read=True):
+    """Lookups of a model that reads the rows of its labels, with the hidden state and with all logits beside."""
+    g = Build()
+    w = g.leaf("embed.weight", (V, D))
+    h = g.norm(g.residual(g.mul(g.gather(w, g.input_ids()), 3.0)))
+    logits = [g.dot(h, w)] if read else []
+    g.returned(*logits, rows(g, h, g.gather(w, labels(g))))
+    return {found.factor for found in lookups_of(g)}
+
+
+def score(g, h, rows):
+    return g.reduce(g.mul(h, rows))
+
+
+def test_rows_that_only_score_a_hidden_state_beside_the_logits_are_no_lookup():
+    assert scored(score) == {3.0}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda g, h, rows: g.mul(h, rows),
+        lambda g, h, rows: g.add(score(g, h, rows), rows),
+        lambda g, h, rows: score(g, g.residual(rows), rows),
+        lambda g, h, rows: score(g, g.input((B, T, D)), rows),
+    ],
+    ids=["not summed", "used elsewhere too", "with what was made of them", "with something of the inputs"],
+)
+def test_rows_that_do_anything_else_are_a_lookup(rows):
+    assert len(scored(rows)) == 2
+
+
+def test_without_logits_beside_rows_that_score_are_a_lookup():
+    assert None in scored(score, read=False)

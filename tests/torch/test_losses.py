@@ -110,6 +110,41 @@ NO_IDS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class InBlocks(Base):
+    """Makes the logits of a part of the vocabulary at a time, and those of the targets from their rows."""
+
+    def __init__(self, *, running: bool) -> None:
+        super().__init__()
+        self.running = running
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        h = self.body(self.look(ids) * 3)
+        target = (h * self.look(labels)).sum(-1)
+        return (self.normaliser(h) - target).mean()
+
+    def normaliser(self, h: Tensor) -> Tensor:
+        top, total = torch.full(h.shape[:-1], -torch.inf), torch.zeros(h.shape[:-1])
+        for rows in self.table.split(10):
+            z = h @ rows.T * 0.5
+            if self.running:
+                above = torch.maximum(top, z.amax(-1))
+                total = total * torch.exp(top - above) + torch.exp(z - above[..., None]).sum(-1)
+                top = above
+            else:
+                top = torch.logaddexp(top, z.logsumexp(-1))
+        return top + total.log() if self.running else top
+
+
+@pytest.mark.parametrize("running", [False, True], ids=["logaddexp", "a running maximum"])
+def test_a_loss_over_one_part_of_the_vocabulary_at_a_time_reads_the_table_out(running: bool) -> None:
+    model, given = InBlocks(running=running), (ids(), ids())
+    (table,) = tiebeam.inspect(model, given).tables
+    assert (table.state, table.lookup_factor, table.readout_factor) == ("tied", 3.0, 0.5)
+    assert [r.count for r in table.readouts] == [4]
+    (drawn,) = tiebeam.initialize(model, given).init
+    assert drawn.std == pytest.approx(table.target_std, rel=1e-4)
+
+
 class Looked(Base):
     def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from tiebeam.core.chains import computed_from, equal_terms, made_of, mean_of, multiple
-from tiebeam.core.numbers import ONE, OWN, Factor, is_constant, is_mask, scalar
+from tiebeam.core.numbers import ONE, OWN, Factor, is_constant, scalar
 from tiebeam.core.provenance import INPUT
+from tiebeam.core.switches import NO_DROPOUT, Levels, mask_levels
 from tiebeam.ir import Graph, Leaf, Node, Op
 
 _PASS = (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK)
@@ -32,20 +33,24 @@ def backward(
         normalized: A normalisation stands right behind (gains apart): a vector that multiplies is its gain.
         table: What is read: a number computed from it is no constant.
     """
-    factor, v = ONE, value
+    factor, v, dropping = ONE, value, NO_DROPOUT
     while (node := graph.producer(v)) is not None:
         behind = _behind(graph, flags, node, normalized=normalized)
         if behind is None:
             break
         v, by = behind
-        if table is not None and by is not ONE and any(made_of(graph, flags, x, table) for x in node.inputs):
-            by = OWN
+        if isinstance(by, Levels):
+            by, dropping = dropping.masked(by)
+        else:
+            if table is not None and by is not ONE and any(made_of(graph, flags, x, table) for x in node.inputs):
+                by = OWN
+            by, dropping = dropping.scaled(by)
         factor = factor.times(by)
     return Backward(v, factor)
 
 
-def _behind(graph: Graph, flags: list[int], node: Node, *, normalized: bool) -> tuple[int, Factor] | None:
-    """The value before `node` and the constant between, or None where the walk ends."""
+def _behind(graph: Graph, flags: list[int], node: Node, *, normalized: bool) -> tuple[int, Factor | Levels] | None:
+    """The value before `node` and the constant or mask between, or None where the walk ends."""
     if node.op is Op.CONCAT and len(set(node.inputs)) == 1:  # copies side by side
         return node.inputs[0], ONE
     if node.op in _PASS or (node.op is Op.GATHER and flags[node.inputs[0]] & INPUT):
@@ -60,13 +65,14 @@ def _behind(graph: Graph, flags: list[int], node: Node, *, normalized: bool) -> 
     return None
 
 
-def _unscaled(graph: Graph, flags: list[int], node: Node, *, normalized: bool) -> tuple[int, Factor] | None:
+def _unscaled(graph: Graph, flags: list[int], node: Node, *, normalized: bool) -> tuple[int, Factor | Levels] | None:
     moving = [x for x in node.inputs if not is_constant(graph, flags, x)]
     i = 0 if node.op is Op.DIV or node.inputs[0] in moving else 1
     mine, other = node.inputs[i], node.inputs[1 - i]
     by = scalar(graph, flags, other)
-    if by is None and node.op is Op.MUL and is_mask(graph, flags, other):
-        return mine, ONE
+    levels = mask_levels(graph, flags, other) if by is None and node.op is Op.MUL else None
+    if levels is not None:
+        return mine, levels
     if by is None and other not in moving and not normalized:
         by = Factor(None, f"the hidden state is multiplied by a tensor of shape {graph.values[other].shape}")
     if by is None or graph.values[mine].size < graph.values[node.output].size:

@@ -30,6 +30,20 @@ def multiple(graph: Graph, flags: list[int], value: int, floor: int = -1) -> tup
     return v, factor
 
 
+def same_product(graph: Graph, a: int, b: int, depth: int = 6) -> bool:
+    """Whether two values are one product of the same operands, computed twice."""
+    if a == b:
+        return True
+    one, two = graph.producer(a), graph.producer(b)
+    if one is None or two is None or depth == 0 or one.op is not two.op or one.axes != two.axes:
+        return False
+    whole = graph.values[one.inputs[0]].size == graph.values[a].size  # a part could be another part
+    if not (one.op is Op.DOT or (one.op in (Op.LAYOUT, Op.CAST) and whole)) or len(one.inputs) != len(two.inputs):
+        return False
+    alike = one.label == two.label and graph.values[a].shape == graph.values[b].shape
+    return alike and all(same_product(graph, x, y, depth - 1) for x, y in zip(one.inputs, two.inputs, strict=True))
+
+
 def computed_from(graph: Graph, value: int, origin: int) -> bool:
     """Whether `value` was computed from `origin`."""
     low, stack, seen = graph.values[origin].producer, [value], set[int]()

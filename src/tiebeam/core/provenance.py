@@ -41,11 +41,13 @@ def _integers(graph: Graph, node: Node, read: list[int]) -> int:
     if not all(f & INTS for f in reached):
         return 0
     out = graph.values[node.output]
-    masks = MASK if out.dtype == "bool" or (node.op in _SWITCHES and all(f & MASK for f in reached)) else 0
+    by_numbers = node.op is Op.DIV and not read[1] & INPUT
+    switches = by_numbers or node.op in _SWITCHES
+    masks = MASK if out.dtype == "bool" or (switches and all(f & MASK for f in reached)) else 0
     if not out.integral and node.op not in _MOVES:
         # Arithmetic on a mask with numbers leaves it a mask; with weights or positions it is a float signal.
-        plain = all(f & INPUT or not f & LEAF for f in read) and node.op in (Op.MUL, Op.SUB, Op.ADD, Op.REDUCE)
-        return INTS | masks if plain else 0
+        plain = by_numbers or node.op in (Op.MUL, Op.SUB, Op.ADD, Op.REDUCE)
+        return INTS | masks if plain and all(f & INPUT or not f & LEAF for f in read) else 0
     chosen = node.op is Op.REDUCE and not node.sums and node.degree == 1.0  # the largest, the median: one of them
     keeps = node.op in _MOVES or ((node.op in _ARITHMETIC or chosen) and out.integral)
     if keeps and out.dtype != "bool" and any(f & IDS for f in reached):

@@ -7,7 +7,7 @@ from tiebeam.core.chains import computed_from
 from tiebeam.core.reach import reaches
 from tiebeam.core.roles import Read, lookups_at, products_at
 from tiebeam.core.source import sources_of
-from tiebeam.core.unseen import unseen_readouts
+from tiebeam.core.unseen import scores_alone, unseen_readouts
 from tiebeam.core.walk import Forward
 from tiebeam.ir import Graph, Op
 
@@ -46,8 +46,18 @@ def find_reads(graph: Graph, flags: list[int]) -> Reads:
         large = [r for r in foreign if r.vocab >= SMALL_SHARE * tall and r.vocab != r.width]
         heads = _heads(graph, flags, [r for r in large if reaches(graph, flags, r, plainly=True)], lookups, own)
     reads = _vocabulary(lookups, sorted([*own, *heads], key=lambda r: r.node.index))
+    reads = replace(reads, lookups=_into_the_model(graph, flags, reads))
     unseen = unseen_readouts(graph, flags, reads.lookups, reads.readouts)
     return replace(reads, hidden=_hidden(graph, flags, kin), unseen=unseen)
+
+
+def _into_the_model(graph: Graph, flags: list[int], reads: Reads) -> tuple[Read, ...]:
+    """The lookups without those of a loss: rows of the targets, beside logits that were seen."""
+    read_out = {r.source.leaf.key for r in reads.readouts}
+    return tuple(
+        r for r in reads.lookups
+        if r.source.leaf.key not in read_out or not scores_alone(graph, flags, r, reads.lookups)
+    )  # fmt: skip
 
 
 def _hidden(graph: Graph, flags: list[int], kin: "_Kin") -> dict[int, str]:

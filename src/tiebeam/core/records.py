@@ -7,11 +7,12 @@ from tiebeam.core.backward import backward
 from tiebeam.core.facts import Lookup, Readout
 from tiebeam.core.gradients import reached_by_gradients
 from tiebeam.core.norms import every_use_normalizes, normalized_upstream, stream_before
-from tiebeam.core.numbers import Factor
+from tiebeam.core.numbers import ONE, Factor
 from tiebeam.core.provenance import INPUT
 from tiebeam.core.reads import Reads
 from tiebeam.core.roles import Read
 from tiebeam.core.source import source_of
+from tiebeam.core.switches import counts_factor
 from tiebeam.core.walk import Forward, Walk
 from tiebeam.ir import Graph, Op
 
@@ -70,7 +71,8 @@ def _gradient(read: Read, alive: list[bool]) -> bool:
 def _lookup(graph: Graph, flags: list[int], read: Read, alive: list[bool]) -> Use:
     walk = Forward(graph, flags, read.node.output, table=read.source.leaf).run()
     outside = walk.factor()
-    factor = read.source.factor.times(outside)
+    counts = counts_factor(graph, flags, read.other) if read.node.op is Op.DOT else ONE
+    factor = read.source.factor.times(counts).times(outside)
     measured = graph.rms.get(read.node.output)
     rms = None if measured is None or outside.value is None else measured * abs(outside.value)
     fact = Lookup(

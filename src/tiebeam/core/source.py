@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 
 from tiebeam.core.chains import made_of
-from tiebeam.core.numbers import ONE, OWN, Factor, is_mask, scalar
+from tiebeam.core.numbers import ONE, OWN, Factor, scalar
 from tiebeam.core.provenance import INPUT, RANDOM
+from tiebeam.core.switches import NO_DROPOUT, Dropping, mask_levels
 from tiebeam.ir import Axes, Graph, Leaf, Node, Op, Value
 
 _ADDED = "something is added to the table"
@@ -40,6 +41,7 @@ class _Step:
     factor: Factor
     altered: str
     attached: bool
+    dropping: Dropping = NO_DROPOUT
     scalars: tuple[int, ...] = ()  # values whose number went into the factor
 
 
@@ -145,8 +147,10 @@ def _scaled(graph: Graph, flags: list[int], node: Node, i: int, back: _Step) -> 
     if graph.values[node.inputs[i]].size == 1 and graph.values[other].size != 1:
         return None
     by = scalar(graph, flags, other)
-    if by is None and is_mask(graph, flags, other):
-        return back  # dropout written as a product
+    levels = mask_levels(graph, flags, other) if by is None and node.op is Op.MUL else None
+    if levels is not None:  # dropout written as a product
+        on, dropping = back.dropping.masked(levels)
+        return replace(back, factor=back.factor.times(on), dropping=dropping)
     if by is None:
         if graph.values[other].size > graph.values[node.inputs[i]].size:
             return None
@@ -156,4 +160,5 @@ def _scaled(graph: Graph, flags: list[int], node: Node, i: int, back: _Step) -> 
         if i == 1:
             return None
         by = by.inverse()
-    return replace(back, factor=back.factor.times(by), scalars=(*back.scalars, other))
+    by, dropping = back.dropping.scaled(by)
+    return replace(back, factor=back.factor.times(by), dropping=dropping, scalars=(*back.scalars, other))

@@ -6,6 +6,7 @@ A table that is only looked up wants a std of 1, with which a readout would give
 
 from collections.abc import Iterable
 
+from tiebeam.core.chains import computed_from
 from tiebeam.core.numbers import scalar
 from tiebeam.core.provenance import INPUT, INTS
 from tiebeam.core.roles import Read
@@ -58,12 +59,42 @@ def _mixes_rows(graph: Graph, flags: list[int], node: Node, value: int, read: Re
     return all(a < 0 or source.axes[a] != read.vocab_axis for a in axes)
 
 
+def scores_alone(graph: Graph, flags: list[int], read: Read, others: Iterable[Read]) -> bool:
+    """Whether the rows just read meet nothing but a hidden state made of other rows of the table.
+
+    Such products are logits of the tokens asked for, as a loss that never makes all of them needs for its targets.
+    """
+    products, rows = _products_of_rows(graph, flags, read)
+    mine = [r.node.output for r in others if r.source.leaf.key == read.source.leaf.key and r.node is not read.node]
+    ends = {node.index for node, _ in products}
+    uses = [graph.nodes[i] for v in rows for i in graph.consumers[v] if graph.live[i]]
+    if not products or rows & graph.returned or any(n.index not in ends and n.output not in rows for n in uses):
+        return False
+    return all(
+        other not in rows and any(computed_from(graph, other, v) for v in mine) and not _from_any(graph, other, rows)
+        for _, other in products
+    )
+
+
+def _from_any(graph: Graph, value: int, origins: set[int]) -> bool:
+    return any(computed_from(graph, value, v) for v in origins)
+
+
 def _product_of_rows(graph: Graph, flags: list[int], read: Read) -> str:
     """A product over the width of the rows just read with an activation: logits of the tokens asked for alone."""
+    products, rows = _products_of_rows(graph, flags, read)
+    for node, other in products:
+        if flags[other] & INPUT and not flags[other] & INTS and other not in rows:
+            return f"{node.label}{_place(node)} multiplies rows of it by a hidden state: logits of some tokens"
+    return ""
+
+
+def _products_of_rows(graph: Graph, flags: list[int], read: Read) -> tuple[list[tuple[Node, int]], set[int]]:
+    """Products over the width of the rows just read, with what they are multiplied by; and all values that are rows."""
     axes = read.node.axes[0 if read.node.op is Op.GATHER else read.node.inputs.index(_operand(read))] or ()
     width = next((i for i, a in enumerate(axes) if a >= 0 and _is_width(read, a)), None)
     if width is None:
-        return ""
+        return [], set()
     stack, rows = [(read.node.output, width)], {read.node.output}
     products: list[tuple[Node, int]] = []
     while stack:
@@ -79,10 +110,7 @@ def _product_of_rows(graph: Graph, flags: list[int], read: Read) -> str:
             elif axis in along and _still_rows(graph, flags, node, i) and node.output not in rows:
                 rows.add(node.output)
                 stack.append((node.output, along.index(axis)))
-    for node, other in products:
-        if flags[other] & INPUT and not flags[other] & INTS and other not in rows:
-            return f"{node.label}{_place(node)} multiplies rows of it by a hidden state: logits of some tokens"
-    return ""
+    return products, rows
 
 
 def _sums_product(graph: Graph, node: Node, along: Axes, axis: int) -> bool:

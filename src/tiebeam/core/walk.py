@@ -8,13 +8,16 @@ import heapq
 import math
 from dataclasses import dataclass, field, replace
 
-from tiebeam.core.chains import equal_terms, made_of, multiple
-from tiebeam.core.numbers import ONE, OWN, Factor, is_mask, scalar, uniform
+from tiebeam.core.chains import equal_terms, made_of, multiple, same_product
+from tiebeam.core.numbers import ONE, OWN, Factor, scalar, uniform
 from tiebeam.core.provenance import INPUT
+from tiebeam.core.source import sources_of
+from tiebeam.core.switches import NO_DROPOUT, Dropping, mask_levels
 from tiebeam.ir import Graph, Leaf, Node, Op
 
 _TO_A_BIAS = (Op.LAYOUT, Op.CAST, Op.MUL, Op.DIV, Op.GATHER, Op.POINTWISE)
 _PASS = (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK, Op.UPDATE, Op.CONCAT)
+_TERMS = (Op.LAYOUT, Op.CAST, Op.MUL, Op.DIV, Op.ADD, Op.SUB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,7 @@ class State:
         axis: Where the vocabulary axis stands (readouts), or -1.
         cap: "tanh" or "sigmoid" once a soft cap was met, with its inner slope in `inner`.
         shift: Constant added to the signal so far.
+        dropping: Where it stands within a dropout.
     """
 
     factor: Factor = ONE
@@ -33,6 +37,7 @@ class State:
     cap: str = ""
     inner: Factor = ONE
     shift: float = 0.0
+    dropping: Dropping = NO_DROPOUT
 
     def total(self) -> Factor:
         """The factor at signal 0, slope of the cap included."""
@@ -207,8 +212,10 @@ class Forward:
         if by is None:
             if self.depends(other):  # a normalisation or a gate: the walk ends here
                 return self._bent(node, state) if self._of_logits(node, 1 - i, state) else None
-            if node.op is Op.MUL and is_mask(self.graph, self.flags, other):
-                return state
+            levels = mask_levels(self.graph, self.flags, other) if node.op is Op.MUL else None
+            if levels is not None:
+                on, dropping = state.dropping.masked(levels)
+                return replace(self._times(state, on), dropping=dropping)
             kind = "depends on the inputs" if self.flags[other] & INPUT else "is no scalar"
             by = Factor(None, f"the multiplication by a tensor of shape {self.graph.values[other].shape} {kind}")
         elif self.flags[other] & INPUT and self.depends(other):
@@ -217,6 +224,10 @@ class Forward:
             by = OWN
         if node.op is Op.DIV:
             by = by.inverse()
+        by, dropping = state.dropping.scaled(by)
+        return replace(self._times(state, by), dropping=dropping)
+
+    def _times(self, state: State, by: Factor) -> State:
         shift = state.shift * by.value if by.value is not None and not state.cap else state.shift
         return replace(state, factor=state.factor.times(by), shift=shift)
 
@@ -239,18 +250,42 @@ class Forward:
         if node.op is Op.SUB and i == 1:
             state = replace(state, factor=state.factor.times(Factor(-1.0)), shift=-state.shift)
         floor = self.graph.values[self.start].producer
-        mine, theirs = (multiple(self.graph, self.flags, x, floor) for x in (v, other))
-        if mine[0] == theirs[0] and mine[0] in self.states:
+        mine = multiple(self.graph, self.flags, v, floor)
+        theirs = multiple(self.graph, self.flags, other, -1 if self.readout else floor)
+        if mine[0] in self.states and same_product(self.graph, mine[0], theirs[0]):
             signs = (sign, 1.0) if node.op is Op.SUB and i == 1 else (1.0, sign)
             total = mine[1].times(Factor(signs[0])).plus(theirs[1].times(Factor(signs[1])))
             return replace(state, factor=self.states[mine[0]].factor.times(total))
         if self.depends(other):
             return self._bent(node, state) if self._of_logits(node, 1 - i, state) else None
+        if self._reads_the_table(other):
+            twice = Factor(None, "another product with the same table is added to the logits")
+            return replace(state, factor=twice)
         self._note(node, 1 - i, other, state)
         number = scalar(self.graph, self.flags, other)
         if number is not None and number.value is not None and not state.cap:
             return replace(state, shift=state.shift + (sign if i == 0 else 1.0) * number.value)
         return state
+
+    def _reads_the_table(self, value: int) -> bool:
+        """Whether a sum's other term holds a product with all of the same table."""
+        if not self.readout or self.table is None:
+            return False
+        stack, seen = [value], set[int]()
+        while stack:
+            v = stack.pop()
+            node = self.graph.producer(v)
+            if node is None or v in seen or not self.flags[v] & INPUT:
+                continue
+            seen.add(v)
+            if node.op in _TERMS:
+                stack += node.inputs
+            elif node.op is Op.DOT:
+                for i, x in enumerate(node.inputs):
+                    whole = [s for s in sources_of(self.graph, self.flags, node, i) if s.leaf.key == self.table.key]
+                    if any(math.prod(s.shape) <= self.graph.values[x].size for s in whole):
+                        return True
+        return False
 
     def _note(self, node: Node, i: int, other: int, state: State) -> None:
         """Remember what was added: a bias over the vocabulary, or something of the inputs."""

@@ -272,3 +272,51 @@ on("rows", "FilledVector", lambda _, x: x * torch.full((WIDTH,), 8.0), look=8.0)
 on("rows", "FilledLikeTheRows", lambda _, x: x * torch.full_like(x, 8.0), look=8.0)
 on("rows", "FilledWithOnes", lambda _, x: x * torch.ones(WIDTH) * 3, look=3.0)
 on("rows", "FilledInPlace", lambda _, x: x * torch.empty(WIDTH).fill_(0.25), look=0.25)
+
+
+# masks that carry a number, one-hot matrices of it, dropout written out
+
+
+@case(T, Truth(lookup_factor=ROOT))
+class MaskTimesANumber(Base):
+    def look(self, ids: Tensor) -> Tensor:
+        return super().look(ids) * ((ids >= 0) * ROOT)[..., None]
+
+
+@case(T, Truth(lookup_factor=3.0))
+class ChoiceOfANumber(Base):
+    def look(self, ids: Tensor) -> Tensor:
+        return super().look(ids) * torch.where(ids >= 0, 3.0, 0.0)[..., None]
+
+
+@case(T, Truth(lookup_factor=0.25, numeric=False))  # measurements start behind the product
+class DividedOneHot(Base):
+    def look(self, ids: Tensor) -> Tensor:
+        return (F.one_hot(ids, VOCAB).to(self.table.dtype) / 4) @ self.table
+
+
+@case(T, Truth(lookup_factor=2.0, numeric=False))
+class ChosenOneHot(Base):
+    def look(self, ids: Tensor) -> Tensor:
+        return torch.where(ids[..., None] == torch.arange(VOCAB), 2.0, 0.0).to(self.table.dtype) @ self.table
+
+
+@case(T, Truth(lookup_factor=2.0, readout_factor=1.0, numeric=False))
+class DropoutByHand(Base):
+    """A random mask, then a division by the share that it keeps: 1 on average."""
+
+    def look(self, ids: Tensor) -> Tensor:
+        x = super().look(ids) * 2
+        return (torch.rand_like(x) < 0.9) * x / 0.9
+
+    def read(self, h: Tensor) -> Tensor:
+        return super().read(h * (torch.rand_like(h) < 0.5) * 2)
+
+
+on("rows", "FirstPower", lambda _, x: x**1 * 2, look=2.0)
+
+
+@case(T, Truth(readout_factor=0.75, counts=(1, 1, 2), numeric=False))
+class OneProductTwice(Base):
+    def read(self, h: Tensor) -> Tensor:
+        return F.linear(h, self.table) * 0.5 + F.linear(h, self.table) * 0.25

@@ -3,6 +3,7 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from tests.torch.models.factors import Scaled
 from tests.torch.models.kit import BATCH, LENGTH, VOCAB, WIDTH, Base, Truth, case, ids
 from torch import Tensor, nn
@@ -81,3 +82,20 @@ class TwoUsesThatDiffer(Base):
     def forward(self, ids: Tensor) -> Tensor:
         memory = torch.tanh(self.mid(self.table[ids] * 2.0))
         return self.read(self.norm(self.table[ids.flip(1)] * 3.0 + memory))
+
+
+@case(T, Truth(lookup_factor=None, counts=None, numeric=False))
+class SmoothedOneHot(Base):
+    """Every row of the table is mixed in."""
+
+    def look(self, ids: Tensor) -> Tensor:
+        one_hot = F.one_hot(ids, VOCAB).to(self.table.dtype)
+        return (one_hot * 0.9 + 0.1 / VOCAB) @ self.table
+
+
+@case(T, Truth(readout_factor=None, counts=None, numeric=False))
+class TwoProductsSummed(Base):
+    """Two hidden states share a table, and their logits are added."""
+
+    def read(self, h: Tensor) -> Tensor:
+        return F.linear(h, self.table) * 0.5 + F.linear(torch.tanh(h), self.table) * 0.5

@@ -136,7 +136,7 @@ def _where(low: Lowering, record: Record) -> None:
     sizes = [0 if not isinstance(x, Ref) else _size(low, x.value) for x in (a, b)]
     if sizes[0] <= 1 or sizes[1] <= 1:
         kept = b if sizes[0] <= sizes[1] else a
-        if isinstance(kept, Ref):
+        if isinstance(kept, Ref) and max(sizes) > 1:  # of two numbers both are needed: a mask of them scales
             low.elementwise(Op.MASK, [kept, condition])
             return
     low.elementwise(Op.UPDATE, [a, b, condition])
@@ -184,7 +184,9 @@ def _pow(low: Lowering, record: Record) -> None:
     base, exponent = record.args[:2]
     if isinstance(exponent, Ref):  # a tensor of one number
         exponent = low.drafts[exponent.value].number
-    if isinstance(base, Ref) and exponent is not None:
+    if isinstance(base, Ref) and exponent == 1:
+        low.elementwise(Op.CAST, [base])
+    elif isinstance(base, Ref) and exponent is not None:
         low.elementwise(Op.POINTWISE, [base], degree=float(exponent))
     else:
         low.elementwise(Op.POINTWISE, refs_of(record.args))
@@ -351,6 +353,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("mul", "multiply"), _mul),
     **dict.fromkeys(("div", "true_divide", "divide"), _div),
     "neg": _neg,
+    **dict.fromkeys(("lt", "le", "gt", "ge"), lambda low, r: low.elementwise(Op.POINTWISE, list(r.args[:2]))),
     "pow": _pow,
     **dict.fromkeys(("addcmul", "addcdiv"), _addcmul),
     "tanh": lambda low, r: low.elementwise(Op.TANH, [r.args[0]]),
