@@ -301,6 +301,20 @@ class ChosenOneHot(Base):
         return torch.where(ids[..., None] == torch.arange(VOCAB), 2.0, 0.0).to(self.table.dtype) @ self.table
 
 
+@case(T, Truth(lookup_factor=2.0, numeric=False))
+class ScatteredNumber(Base):
+    def look(self, ids: Tensor) -> Tensor:
+        nothing = self.table.new_zeros((*ids.shape, VOCAB))
+        return nothing.scatter(-1, ids[..., None], 2.0) @ self.table
+
+
+@case(T, Truth(lookup_factor=0.5, numeric=False))
+class ScatteredTensor(Base):
+    def look(self, ids: Tensor) -> Tensor:
+        nothing, halves = self.table.new_zeros((*ids.shape, VOCAB)), self.table.new_full((*ids.shape, 1), 0.5)
+        return nothing.scatter(-1, ids[..., None], halves) @ self.table
+
+
 @case(T, Truth(lookup_factor=2.0, readout_factor=1.0, numeric=False))
 class DropoutByHand(Base):
     """A random mask, then a division by the share that it keeps: 1 on average."""

@@ -77,15 +77,16 @@ def gather(low: Lowering, record: Record) -> None:
 
 def update(low: Lowering, record: Record) -> None:
     """A copy with some elements replaced."""
-    refs = refs_of(record.args)
+    first, *refs = refs_of(record.args)
+    refs.reverse()  # what is put in stands behind the places
     shape = tuple(low.shape(record.outputs[0]))
     same = identity(len(shape))
     axes: list[Axes | None] = [same]
-    for r in refs[1:]:
+    for r in refs:
         part = tuple(low.shape(r.value))
         if len(part) == len(shape):
             axes.append(same)
-        elif record.schema.name == "select_scatter" and r is refs[1]:
+        elif record.schema.name == "select_scatter" and r is refs[0]:
             axis = record.args[2] % len(shape)
             axes.append(tuple(-1 if k == axis else k - (k > axis) for k in range(len(shape))))
         else:  # what a mask or several indices pick keeps the axes behind them
@@ -93,7 +94,10 @@ def update(low: Lowering, record: Record) -> None:
             axes.append(
                 tuple(k - shift if k >= max(shift, 0) and part[k - shift] == n else -1 for k, n in enumerate(shape))
             )
-    low.emit(Op.UPDATE, refs, axes, record.outputs)
+    number = record.args[3:] if record.schema.name in ("scatter", "index_fill") else ()
+    filled = [x for x in number[:1] if not isinstance(x, Ref)]
+    axes[1:1] = [None] * len(filled)
+    low.emit(Op.UPDATE, [first, *filled, *refs], axes, record.outputs)
 
 
 def choice(low: Lowering, record: Record) -> None:
