@@ -5,7 +5,7 @@ from typing import Any
 
 from tiebeam.backends.jax.axes import identity
 from tiebeam.backends.jax.lower import Equation, Frame, Lowering
-from tiebeam.ir import Op
+from tiebeam.ir import Op, Origin
 
 Call = Callable[[Lowering, Equation, Any, Frame, int, str], Sequence[int]]
 
@@ -74,8 +74,8 @@ def _scan(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, st
         for _ in range(length):
             inside = (*inside, _round(low, at, [*fixed, *results[:carries]], stack))
             results = low.results(inside[-1])
-    elif moving:
-        low.notes["a scan multiplies what it carries: one round of it was followed"] = None
+    elif moving and length > 1:
+        results = (*_unknown_power(low, at, start, results[:carries], state), *results[carries:])
     frame.inside[position] = inside
     inside[0].first = first
     outs: list[int] = []
@@ -109,22 +109,66 @@ def _of_any_round(
 
 
 def _while(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, stack: str) -> Sequence[int]:
+    """One round of the body; where a round multiplies what it carries, all of them, if their number is known."""
     conditions, consts = at.params["cond_nconsts"], at.params["body_nconsts"]
     body, fixed = at.params["body_jaxpr"], at.inputs[conditions : conditions + consts]
     first = len(low.drafts)
     start = at.inputs[conditions + consts :]
     state = _of_any_round(low, at, start, body.jaxpr.invars[consts:], body.jaxpr.outvars)
-    low.notes["of a while loop one round was followed"] = None
-    inner = opened(low, body, [*fixed, *state], stack)
-    frame.inside[position] = (inner,)
-    inner.first = first
+    inside: tuple[Frame, ...] = (opened(low, body, [*fixed, *state], stack),)
+    results: Sequence[int] = low.results(inside[0])
+    if any(_rescaled(low, v, state) for v in results):
+        rounds = _rounds(low, at, start, stack)
+        if rounds is None:
+            results = _unknown_power(low, at, start, results, state)
+        else:
+            inside, results = rounds[0] or inside, rounds[1]
+    else:
+        low.notes["of a while loop one round was followed"] = None
+    frame.inside[position] = inside
+    inside[0].first = first
     outs = []
-    for v, var in zip(low.results(inner), eqn.outvars, strict=True):
+    for v, var in zip(results, eqn.outvars, strict=True):
         out = low.fresh(var.aval, [v])
-        barrier = _rescaled(low, v, state)
-        axes = None if barrier else identity(len(var.aval.shape))
-        outs.append(low.emit(at, Op.OPAQUE if barrier else Op.LAYOUT, [v], [axes], [out]))
+        outs.append(low.emit(at, Op.LAYOUT, [v], [identity(len(var.aval.shape))], [out]))
     return outs
+
+
+def _rounds(
+    low: Lowering, at: Equation, start: Sequence[int], stack: str
+) -> tuple[tuple[Frame, ...], Sequence[int]] | None:
+    """All rounds of a while loop and what it ends with, where its condition is about numbers that are known."""
+    conditions, consts = at.params["cond_nconsts"], at.params["body_nconsts"]
+    questions, fixed = at.inputs[:conditions], at.inputs[conditions : conditions + consts]
+    inside: tuple[Frame, ...] = ()
+    while len(inside) <= ROUNDS:
+        asked = opened(low, at.params["cond_jaxpr"], [*questions, *start], stack)
+        goes_on = low.drafts[low.results(asked)[0]].number
+        if goes_on is None:
+            return None
+        if not goes_on:
+            return inside, start
+        inside = (*inside, opened(low, at.params["body_jaxpr"], [*fixed, *start], stack))
+        start = low.results(inside[-1])
+    return None
+
+
+def _unknown_power(
+    low: Lowering, at: Equation, start: Sequence[int], results: Sequence[int], state: Sequence[int]
+) -> list[int]:
+    """What a loop ends with, where the number of rounds is an exponent that is not known, or is large."""
+    ends = []
+    for before, v in zip(start, results, strict=True):
+        if not _rescaled(low, v, state):
+            ends.append(v)
+            continue
+        draft = low.drafts[v]
+        power = low.add((), draft.dtype, Origin.NODE, leafy=draft.leafy)
+        low.emit(at, Op.OPAQUE, (), (), [power], label="a loop that multiplies what it carries")
+        out = low.add(draft.shape, draft.dtype, Origin.NODE, given=draft.given, random=draft.random, leafy=draft.leafy)
+        axes = [identity(len(draft.shape)), (-1,) * len(draft.shape)]
+        ends.append(low.emit(at, Op.MUL, [before, power], axes, [out]))
+    return ends
 
 
 def _rescaled(low: Lowering, value: int, carries: Sequence[int]) -> bool:

@@ -253,7 +253,9 @@ def _dot(low: Lowering, at: Equation) -> None:
     free_b = [i for i in range(b) if i not in (*right, *right_batch)]
     axes_a = (*left_batch, *free_a, *(-1,) * len(free_b))
     axes_b = (*right_batch, *(-1,) * len(free_a), *free_b)
-    low.emit(at, Op.DOT, at.inputs[:2], [axes_a, axes_b])
+    # Without a sum it is a multiplication; and where one operand is one element, its sum has one term.
+    summed = left and all(np.prod(low.shape(v), initial=1) != 1 for v in at.inputs[:2])
+    low.emit(at, Op.DOT if summed else Op.MUL, at.inputs[:2], [axes_a, axes_b])
 
 
 UPDATES = (
