@@ -41,11 +41,24 @@ def _inline(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, 
 
 def _shard_map(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, stack: str) -> Sequence[int]:
     """What a device holds of an array has the array's axes, shorter."""
-    body = at.params["jaxpr"]
+    body, outside = at.params["jaxpr"], low.mesh
     args = [_resized(low, at, v, var.aval) for v, var in zip(at.inputs, body.invars, strict=True)]
+    low.mesh = outside | dict(at.params["mesh"].shape)
+    for v, axes in zip(args, _split(at.params, len(args)), strict=True):
+        low.drafts[v].apart |= axes
     inner = opened(low, body, args, stack)
+    low.mesh = outside
     frame.inside[position] = (inner,)
     return [_resized(low, at, v, var.aval) for v, var in zip(low.results(inner), eqn.outvars, strict=True)]
+
+
+def _split(params: Mapping[str, Any], count: int) -> list[frozenset[str]]:
+    """For each operand of a map over devices, the axes of the mesh that it is cut along."""
+    sizes = params["mesh"].shape
+    if "in_specs" not in params:  # older releases say it otherwise
+        return [frozenset(a for a, n in sizes.items() if n > 1)] * count
+    named = [[a for part in spec for a in (part if isinstance(part, tuple) else (part,))] for spec in params["in_specs"]]
+    return [frozenset(a for a in axes if a in sizes and sizes[a] > 1) for axes in named]
 
 
 def _resized(low: Lowering, at: Equation, value: int, aval: Any) -> int:

@@ -28,6 +28,7 @@ class Draft:
     Attributes:
         concrete: Its elements, where they are few and known.
         given: An input reached it; `random`: a random number did; `leafy`: a leaf did.
+        apart: Axes of the mesh along which devices hold different values, inside a map over devices.
     """
 
     shape: tuple[int, ...]
@@ -40,6 +41,7 @@ class Draft:
     given: bool = False
     random: bool = False
     leafy: bool = False
+    apart: frozenset[str] = frozenset()
 
     @property
     def varying(self) -> bool:
@@ -94,6 +96,7 @@ class Lowering:
         self.literals: dict[tuple[float, str], int] = {}
         self.constants: dict[int, tuple[int, Any]] = {}  # by identity; the array is held, so its id stays its own
         self.notes: dict[str, None] = {}
+        self.mesh: dict[str, int] = {}  # sizes of its axes, inside a map over devices
 
     # -- values --
 
@@ -141,6 +144,7 @@ class Lowering:
             given=any(d.given for d in read),
             random=any(d.random for d in read),
             leafy=any(d.leafy for d in read),
+            apart=frozenset().union(*(d.apart for d in read)) if self.mesh else frozenset(),
         )
 
     def uniform(self, value: int) -> float | None:
