@@ -66,3 +66,14 @@ def test_a_loop_that_multiplies_what_it_carries_gives_all_its_rounds_or_says_tha
     rows, logits = seen(loop), seen(read=loop)
     assert (rows.lookup_factor, logits.readout_factor) == (known, known)
     assert known or "it comes from a loop that multiplies what it carries" in rows.notes[0]
+
+
+def scanned(h: Any) -> Any:
+    _, rows = ops.scan(lambda carry, x: (carry, x * 2), ops.zeros_like(h[:, 0]), ops.transpose(h, (1, 0, 2)))
+    return ops.transpose(rows, (1, 0, 2))
+
+
+@pytest.mark.parametrize("loop", [lambda h: ops.map(lambda x: x * 2, h), scanned])
+def test_what_is_done_to_every_row_by_itself_is_done_once(loop: Stage) -> None:
+    assert seen(loop).lookup_factor == 2.0
+    assert seen(read=loop).readout_factor == 2.0

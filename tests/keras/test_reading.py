@@ -103,3 +103,13 @@ def test_a_model_of_one_length_is_looked_at_in_that_length() -> None:
     tokens = keras.Input((6,), dtype="int32", batch_size=2)
     model = keras.Model(tokens, e(norm(e(tokens) * 3.0), reverse=True))
     assert tiebeam.inspect(model).tables[0].lookup_factor == 3.0
+
+
+def test_ids_that_come_as_floats_are_ids() -> None:
+    """An input is float32 where Keras is not told otherwise; an embedding makes integers of it."""
+    keras.backend.clear_session()
+    e, norm = reversible(), keras.layers.LayerNormalization()
+    tokens = keras.Input((None,))
+    model = keras.Model(tokens, e(norm(e(tokens) * 3.0), reverse=True))
+    [table] = tiebeam.inspect(model, ids().astype("float32")).tables
+    assert (table.state, table.lookup_factor) == ("tied", 3.0)

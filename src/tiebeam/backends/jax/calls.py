@@ -81,7 +81,7 @@ def _scan(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, st
     inner = _round(low, at, [*fixed, *state], stack)
     results = low.results(inner)
     inside: tuple[Frame, ...] = (inner,)
-    moving = any(_rescaled(low, v, state) for v in results[:carries])
+    moving = any(_rescaled(low, v, state, results[:carries]) for v in results[:carries])
     if moving and 1 < length <= ROUNDS:
         inside, results = (), (*start, *results[carries:])
         for _ in range(length):
@@ -130,7 +130,7 @@ def _while(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, s
     state = _of_any_round(low, at, start, body.jaxpr.invars[consts:], body.jaxpr.outvars)
     inside: tuple[Frame, ...] = (opened(low, body, [*fixed, *state], stack),)
     results: Sequence[int] = low.results(inside[0])
-    if any(_rescaled(low, v, state) for v in results):
+    if any(_rescaled(low, v, state, results) for v in results):
         rounds = _rounds(low, at, start, stack)
         if rounds is None:
             results = _unknown_power(low, at, start, results, state)
@@ -172,7 +172,7 @@ def _unknown_power(
     """What a loop ends with, where the number of rounds is an exponent that is not known, or is large."""
     ends = []
     for before, v in zip(start, results, strict=True):
-        if not _rescaled(low, v, state):
+        if not _rescaled(low, v, state, results):
             ends.append(v)
             continue
         draft = low.drafts[v]
@@ -184,12 +184,16 @@ def _unknown_power(
     return ends
 
 
-def _rescaled(low: Lowering, value: int, carries: Sequence[int]) -> bool:
-    """Whether the value is one of the carries, multiplied by or added to something constant."""
+def _rescaled(low: Lowering, value: int, carries: Sequence[int], results: Sequence[int]) -> bool:
+    """Whether the value is one of the carries, multiplied by or added to something constant.
+
+    A carry that comes out as it went in is the same in every round: what is made of it is no power.
+    """
+    changing = {c for c, r in zip(carries, results, strict=True) if c != r}
     scaled = False
     for _ in range(DEPTH):
         if value in carries:
-            return scaled
+            return scaled and value in changing
         producer = low.drafts[value].producer
         if producer < 0:
             return False

@@ -183,7 +183,7 @@ def _repeats(inputs: Sequence[Any]) -> float | None:
     """Share of positions whose next token is the same token, in the first integer input."""
     for a in inputs:
         if not is_key(a) and np.dtype(a.dtype).kind in "iu" and a.ndim >= 1 and a.shape[-1] > 1:
-            if is_abstract(a):
+            if is_abstract(a) or 0 in a.shape:
                 return None
             host = np.asarray(a)
             return float((host[..., 1:] == host[..., :-1]).mean())
