@@ -11,7 +11,7 @@ from jax import lax
 
 import tiebeam
 
-VOCAB, WIDTH = 37, 8
+VOCAB, WIDTH = 37, 24
 IDS = np.arange(10).reshape(2, 5)
 Stage = Callable[..., Any]
 
@@ -40,6 +40,7 @@ LOOKS: dict[str, tuple[Stage, float]] = {
     "einsum of a scalar": (lambda h: jnp.einsum("btd,->btd", h, 5.0), 5.0),
     "outer product with a scalar": (lambda h: jnp.tensordot(h, 5.0, 0), 5.0),
     "product with one element": (lambda h: (h[..., None] @ jnp.full((1, 1), 5.0))[..., 0], 5.0),
+    "vector of equal numbers": (lambda h: h * np.full(h.shape[-1:], 5.0, np.float32), 5.0),
     "while loop": (lambda h: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (0, h))[1], 8.0),
     "while loop of no rounds": (lambda h: lax.while_loop(lambda c: c[0] < 0, lambda c: (0, c[1] * 2), (0, h))[1], 1.0),
     "fori loop": (lambda h: lax.fori_loop(0, 3, lambda _, h: h * 2, h), 8.0),

@@ -31,7 +31,9 @@ def write(model: Any, params: Any, report: "Report", folder: Path) -> None:
             raise TargetError(f"the array '{slot.name}' has no values", got="a shape alone")
         if slot.name in arrays:
             raise TargetError(
-                f"the array '{slot.name}' cannot be written", got="another array of that name", expected="a name for each"
+                f"the array '{slot.name}' cannot be written",
+                got="another array of that name",
+                expected="a name for each",
             )
         held = jax.random.key_data(slot.array) if is_key(slot.array) else slot.array
         arrays[slot.name] = np.ascontiguousarray(held)

@@ -57,8 +57,8 @@ def _split(params: Mapping[str, Any], count: int) -> list[frozenset[str]]:
     sizes = params["mesh"].shape
     if "in_specs" not in params:  # older releases say it otherwise
         return [frozenset(a for a, n in sizes.items() if n > 1)] * count
-    named = [[a for part in spec for a in (part if isinstance(part, tuple) else (part,))] for spec in params["in_specs"]]
-    return [frozenset(a for a in axes if a in sizes and sizes[a] > 1) for axes in named]
+    specs = [[part if isinstance(part, tuple) else (part,) for part in spec] for spec in params["in_specs"]]
+    return [frozenset(a for part in spec for a in part if sizes.get(a, 1) > 1) for spec in specs]
 
 
 def _resized(low: Lowering, at: Equation, value: int, aval: Any) -> int:

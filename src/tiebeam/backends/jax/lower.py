@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from tiebeam.backends.jax.axes import broadcast
-from tiebeam.backends.jax.fold import fold, hoist, known
+from tiebeam.backends.jax.fold import equal_or_known, fold, hoist, known
 from tiebeam.ir import Axes, Graph, Leaf, Node, Op, Origin, Value
 
 Atom = Any  # jax.extend.core.Var or Literal: their classes have no stubs
@@ -120,7 +120,7 @@ class Lowering:
             shape, dtype = np.shape(array), getattr(array, "dtype", None)
             facts: dict[str, Any] = {}
             if dtype is not None and not jnp.issubdtype(dtype, jax.dtypes.extended):
-                facts = known(array)
+                facts = equal_or_known(array)
             origin = Origin.CONSTANT if facts or dtype is None or dtype.kind != "V" else Origin.RANDOM
             self.constants[id(array)] = (self.add(shape, dtype, origin, **facts), array)
         return self.constants[id(array)][0]

@@ -98,7 +98,8 @@ def drawn(
 
 def _free(array: jax.Array) -> bool:
     """Whether nobody placed an array on its device."""
-    return not array._committed and len(array.devices()) == 1  # public under another name, in newer releases alone
+    placed = getattr(array, "_committed", True)  # public under another name, in newer releases alone
+    return not placed and len(array.devices()) == 1
 
 
 def _long_axes(shape: tuple[int, ...], flat: tuple[int, int]) -> tuple[int, int]:

@@ -87,8 +87,8 @@ def shorter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Arguments]
     """The same inputs at other lengths, with other values, best first: what is constant must come out the same.
 
     The sequence length is the last axis of the integer arrays (else the second axis of the first that has one); every
-    axis of such a size is cropped. The first try changes the batch as well; the last changes values alone, for models
-    that take one length.
+    axis of such a size is cropped. The first try changes the batch as well; the last two leave the length, for models
+    that take one: they change the batch, and values alone.
     """
     leaves = keras.tree.flatten((args, dict(kwargs)))
     places = [i for i, v in enumerate(leaves) if keras.ops.is_tensor(v) or isinstance(v, np.ndarray)]
@@ -111,7 +111,8 @@ def shorter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Arguments]
 
     other = batch - 1 if batch > 1 else 2
     tries = [all_changed(1, other)] if batch else []
-    return [*tries, *(all_changed(cut, batch) for cut in (1, 2, 0.25, 0.5)), all_changed(0, batch)]
+    tries += [all_changed(cut, batch) for cut in (1, 2, 0.25, 0.5)]
+    return [*tries, *([all_changed(0, other)] if batch else []), all_changed(0, batch)]
 
 
 def _host(tensor: Any) -> Any:

@@ -3,7 +3,7 @@
 What stands in no table is `Op.OPAQUE` and foreign: its body is unknown.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -213,7 +213,7 @@ def _product(transposed: tuple[str, str]) -> Rule:
     return rule
 
 
-def _product_op(low: Lowering, at: Step, axes: list[Axes | None]) -> Op:
+def _product_op(low: Lowering, at: Step, axes: Sequence[Axes | None]) -> Op:
     """Without a sum it is a multiplication; and where one operand is one element, its sum has one term."""
     shapes = [low.shape(v) for v in at.inputs[:2]]
     one = any(np.prod(shape, initial=1) == 1 for shape in shapes)
