@@ -96,3 +96,17 @@ def test_what_rounds_that_were_followed_compute_is_measured() -> None:
     table = seen(read=logits)
     assert table.hidden_rms is not None
     assert 0.1 < table.hidden_rms < 1.0
+
+
+@pytest.mark.parametrize(
+    ("shape", "look"),
+    [
+        ((2, VOCAB, WIDTH), lambda table, ids: table[0][ids] + table[1][ids]),
+        ((VOCAB, 4, 6), lambda table, ids: table[ids].reshape(2, 5, 24)),
+        ((VOCAB * WIDTH,), lambda table, ids: table[ids[..., None] * WIDTH + jnp.arange(WIDTH)]),
+    ],
+)
+def test_what_ids_pick_from_is_named_where_it_is_no_table(shape: tuple[int, ...], look: Stage) -> None:
+    report = tiebeam.inspect(lambda p, ids: jnp.tanh(look(p["odd"], ids)), IDS, params={"odd": jnp.ones(shape)})
+    assert not report.tables
+    assert any(f"token ids pick from 'odd' of shape {shape}" in note for note in report.notes), report.notes
