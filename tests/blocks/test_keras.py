@@ -1,5 +1,6 @@
 """The block of Keras, on the backend that this process has; `test_keras_backends.py` visits the others."""
 
+import json
 from typing import ClassVar
 
 import keras
@@ -217,6 +218,14 @@ def test_a_config_makes_the_layer_again(name):
     again = TiedEmbedding.from_config(config)
     assert again.get_config() == config
     assert again.settings == layer.settings
+
+
+def test_numbers_of_numpy_go_into_a_config():
+    layer = TiedEmbedding(9, 4, lookup_factor=np.float32(2), soft_cap=np.float64(30), padding_idx=np.int64(0))
+    again = TiedEmbedding.from_config(json.loads(json.dumps(layer.get_config())))
+    assert again.settings == layer.settings
+    drawn = UnitLogitNormal(np.float32(0.5), padding_idx=np.int32(1), seed=3)
+    assert json.loads(json.dumps(drawn.get_config())) == drawn.get_config()
 
 
 @pytest.mark.parametrize("arguments", [{}, {"table_width": 16, "use_bias": True, "padding_idx": 0, "mask_zero": True}])

@@ -17,6 +17,7 @@ STAYS_IDS = {
     "reshaped": lambda g, x: g.layout(x, (B * T,), (0,)),
     "shifted by one": lambda g, x: g.slice(x, 1, T - 1),
     "cast to another integer": lambda g, x: g.cast(x, "int32"),
+    "put in as floats, and made integers": lambda g, x: g.cast(g.layout(g.input((B, T)), (B, T), (0, 1)), "int32"),
     "an offset added": lambda g, x: g.add(x, g.constant((), 5.0, "int64")),
     "clamped": lambda g, x: g.pointwise(x),
     "padding replaced": lambda g, x: g.mask(x),
@@ -57,7 +58,7 @@ def test_what_is_computed_from_ids_through_integers_alone_is_no_id_but_still_int
 NO_INTEGERS = {
     "a float input": lambda g: g.input((B, T)),
     "an argmax of activations": lambda g: g.reduce(g.input((B, T, 4)), keep=False, dtype="int64"),
-    "ids plus rounded activations": lambda g: g.add(g.input_ids(), g.cast(g.input((B, T)), "int64")),
+    "ids plus rounded activations": lambda g: g.add(g.input_ids(), g.cast(g.pointwise(g.input((B, T))), "int64")),
     "ids in floating-point functions": lambda g: g.pointwise(g.cast(g.input_ids(), "float32")),
     "a mask times a weight": lambda g: g.mul(g.cast(g.input_ids(), "float32"), g.leaf("w", (T,))),
 }

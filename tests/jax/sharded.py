@@ -18,11 +18,7 @@ def main() -> None:
     ids = jnp.arange(24).reshape(2, 12)
 
     def lookup(table: Any, tokens: Any) -> Any:
-        start = jax.lax.axis_index("model") * table.shape[0]
-        local = tokens - start
-        ours = (local >= 0) & (local < table.shape[0])
-        found = jnp.where(ours[..., None], table[jnp.where(ours, local, 0)], 0.0)
-        return jax.lax.psum(found, "model")
+        return jax.lax.psum(lookup_of_part(table, tokens), "model")
 
     def apply(params: Any, tokens: Any) -> Any:
         split = {"mesh": mesh, "in_specs": (rows, everywhere)}
@@ -48,6 +44,54 @@ def main() -> None:
     alone, _ = tiebeam.initialize_params(plain, ids, {"table": whole})
     assert np.array_equal(alone["table"], fresh["table"])
     assert abs(float(apply(fresh, ids).std()) - 1) < 0.1
+
+    free, _ = tiebeam.initialize_params(apply, ids, {"table": whole})  # JAX moves it to the mesh, before and after
+    assert abs(float(apply(free, ids).std()) - 1) < 0.1
+
+    for checked in (True, False):
+        sums_over_devices(mesh, ids, whole, checked)
+
+
+def sums_over_devices(mesh: Any, ids: Any, whole: Any, checked: bool) -> None:
+    """A sum over devices multiplies what all of them hold alike, and puts parts together."""
+    everywhere, rows, columns = PartitionSpec(), PartitionSpec("model", None), PartitionSpec(None, "model")
+
+    def mapped(body: Any, *specs: Any) -> Any:
+        return jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=everywhere, check_vma=checked)
+
+    def positions(table: Any, tokens: Any) -> Any:
+        mine = jnp.arange(tokens.shape[1]) % 2 == jax.lax.axis_index("model")
+        return jax.lax.psum(jnp.where(mine[:, None], table[tokens], 0.0), "model")
+
+    lookups: list[tuple[float, Any, Any]] = [
+        (2.0, lambda t, i: jax.lax.psum(t[i], "model"), everywhere),
+        (4.0, lambda t, i: jax.lax.psum(t[i], ("data", "model")), everywhere),
+        (1.0, lambda t, i: jax.lax.pmean(t[i], "model"), everywhere),
+        (1.0, lambda t, i: jax.lax.psum(lookup_of_part(t, i), "model"), rows),
+        (1.0, positions, everywhere),
+    ]
+    if not checked:  # JAX itself refuses to sum what is checked to differ along one of two axes
+        lookups.append((2.0, lambda t, i: jax.lax.psum(lookup_of_part(t, i), ("data", "model")), rows))
+    readouts = [
+        (1.0, lambda h, t: jax.lax.psum(h @ t.T, "model")),
+        (0.5, lambda h, t: jax.lax.pmean(h @ t.T, "model")),
+    ]
+    for look, (factor, body, spec) in enumerate(lookups):
+        times, product = readouts[look % 2]
+
+        def apply(params: Any, tokens: Any, body: Any = body, spec: Any = spec, product: Any = product) -> Any:
+            x = mapped(body, spec, everywhere)(params["table"], tokens)
+            h = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+            return mapped(product, PartitionSpec(None, None, "model"), columns)(h, params["table"])
+
+        [table] = tiebeam.inspect(apply, ids, params={"table": whole}).tables
+        assert (table.state, table.lookup_factor, table.readout_factor) == ("tied", factor, times), (look, table)
+
+
+def lookup_of_part(table: Any, tokens: Any) -> Any:
+    local = tokens - jax.lax.axis_index("model") * table.shape[0]
+    ours = (local >= 0) & (local < table.shape[0])
+    return jnp.where(ours[..., None], table[jnp.where(ours, local, 0)], 0.0)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import traverse_util
@@ -16,6 +18,7 @@ from safetensors.numpy import load_file
 
 import tiebeam
 from tiebeam.cli import main
+from tiebeam.cli.save_jax import write
 
 MODULE = """
 import equinox as eqx, flax.linen as nn, jax, jax.numpy as jnp
@@ -196,3 +199,16 @@ def test_a_folder_that_holds_something_is_left_alone(models: Path, capsys: pytes
     assert [p.name for p in out.iterdir()] == ["mine.txt"]
     assert run("init", "jax_models:linen", "--out", out, "--force") == 0
     assert sorted(p.name for p in out.iterdir()) == ["mine.txt", "model.safetensors", "report.json"]
+
+
+def test_keys_with_dots_keep_their_arrays_apart(tmp_path: Path) -> None:
+    tree = {"a.b": jnp.ones((37, 8)), "a": {"b": jnp.zeros((8, 8))}}
+
+    def apply(p: Any, ids: Any) -> Any:
+        return jnp.tanh(p["a.b"][ids] @ p["a"]["b"]) @ p["a.b"].T
+
+    report = tiebeam.inspect(apply, jnp.arange(5)[None], params=tree)
+    assert [t.names for t in report.tables] == [("['a.b']",)]
+    write(apply, tree, report, tmp_path)
+    arrays = load_file(tmp_path / "model.safetensors")
+    assert {name: a.shape for name, a in arrays.items()} == {"['a.b']": (37, 8), "['a']['b']": (8, 8)}

@@ -123,6 +123,19 @@ def test_dtypes_shardings_and_numpy_arrays_stay() -> None:
     assert host["wide"].dtype == np.float16
 
 
+def test_an_array_is_placed_where_it_was_and_only_if_it_was() -> None:
+    def biased(params: Any, ids: Any) -> Any:
+        return apply(params, ids) + params["bias"]
+
+    free = {"wide": jnp.ones((WIDTH, VOCAB)), "bias": jnp.ones(VOCAB)}
+    fresh, _ = tiebeam.initialize_params(biased, IDS, free)
+    assert not fresh["wide"].committed
+    assert not fresh["bias"].committed
+    placed, _ = tiebeam.initialize_params(biased, IDS, jax.device_put(free, jax.devices()[0]))
+    assert placed["wide"].committed
+    assert placed["bias"].committed
+
+
 def test_a_row_of_zeros_stays_one() -> None:
     params = {"wide": jnp.ones((WIDTH, VOCAB)).at[:, 3].set(0.0)}
     fresh, report = tiebeam.initialize_params(apply, IDS, params)

@@ -65,6 +65,18 @@ def test_inputs_that_the_model_refuses_come_with_its_own_error() -> None:
         tiebeam.inspect(case.model, np.zeros((2, 3, 4, 5), "float32"))
 
 
+def test_symbolic_inputs_are_no_arrays() -> None:
+    case = CASES["functional_reversible"]()
+    with pytest.raises(tiebeam.InputError, match="symbolic") as caught:
+        tiebeam.inspect(case.model, keras.Input((3,), dtype="int32"))
+    assert "(None, 3)" in caught.value.got
+
+
+def test_a_batch_of_nothing_shows_the_structure() -> None:
+    case = CASES["functional_reversible"]()
+    assert tiebeam.inspect(case.model, np.zeros((0, 3), "int32")).tables[0].state == "tied"
+
+
 def test_params_beside_a_model_that_holds_its_own() -> None:
     case = CASES["functional_reversible"]()
     with pytest.raises(tiebeam.InputError, match="holds its own"):

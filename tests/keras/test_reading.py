@@ -103,3 +103,23 @@ def test_a_model_of_one_length_is_looked_at_in_that_length() -> None:
     tokens = keras.Input((6,), dtype="int32", batch_size=2)
     model = keras.Model(tokens, e(norm(e(tokens) * 3.0), reverse=True))
     assert tiebeam.inspect(model).tables[0].lookup_factor == 3.0
+
+
+@pytest.mark.parametrize(("factor", "known"), [(2.0, 2.0), (4.0, 4.0), (0.5, 0.5), (6.0, None)])
+def test_in_one_length_a_factor_may_be_the_batch_but_not_the_length(factor: float, known: float | None) -> None:
+    keras.backend.clear_session()
+    e, norm = reversible(), keras.layers.LayerNormalization()
+    tokens = keras.Input((6,), dtype="int32")
+    model = keras.Model(tokens, e(norm(e(tokens) * factor), reverse=True))
+    for batch in (2, 4, 16):
+        assert tiebeam.inspect(model, ids(batch, 6)).tables[0].lookup_factor == known
+
+
+def test_ids_that_come_as_floats_are_ids() -> None:
+    """An input is float32 where Keras is not told otherwise; an embedding makes integers of it."""
+    keras.backend.clear_session()
+    e, norm = reversible(), keras.layers.LayerNormalization()
+    tokens = keras.Input((None,))
+    model = keras.Model(tokens, e(norm(e(tokens) * 3.0), reverse=True))
+    [table] = tiebeam.inspect(model, ids().astype("float32")).tables
+    assert (table.state, table.lookup_factor) == ("tied", 3.0)

@@ -7,6 +7,7 @@ from tiebeam.api.versions import versions
 from tiebeam.backends import resolve
 from tiebeam.checkpoints.declared_findings import declared_findings
 from tiebeam.core.findings import Context, findings_of, in_order
+from tiebeam.core.gathered import gathered_leaves
 from tiebeam.core.records import barriers
 from tiebeam.core.report import Finding, Report
 
@@ -79,7 +80,7 @@ def report_of(seen: Look) -> Report:
         findings=_findings(seen),
         parameters=seen.model.parameters(),
         meta=graph.meta,
-        notes=(*graph.notes, *barriers(graph)),
+        notes=(*graph.notes, *barriers(graph), *(() if seen.tables else gathered_leaves(graph))),
         versions=versions(seen.model.packages, seen.model.model),
     )
 

@@ -16,6 +16,7 @@ from tiebeam.core.records import Use, build_uses, confirm, could_be_a_size, doub
 from tiebeam.core.report import Finding
 from tiebeam.core.tables import build_tables
 from tiebeam.errors import InputError, ShapeError, TraceError
+from tiebeam.ir import Graph
 
 OTHER_SEED = 0x7EA  # of the confirming pass: what is drawn must not come out the same
 
@@ -80,7 +81,7 @@ def _read(
     if like:
         uses = _as_before(uses, like)
     elif any(doubtful(u) for u in uses) or traced.items:
-        uses = _checked(backend, uses, args, kwargs)
+        uses = _checked(backend, traced.graph, uses, args, kwargs)
 
     def declares(a: str, b: str) -> bool:
         return declared is not None and bool(declared.tied) and (declared.names(a, b) or not declared.keys)
@@ -123,7 +124,7 @@ def refused_inputs(
     )
 
 
-def _checked(backend: Model, uses: list[Use], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Use]:
+def _checked(backend: Model, graph: Graph, uses: list[Use], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Use]:
     """Factors that a pass over other inputs repeats; the others are not constants."""
     why = "the inputs have no axis that could be shorter"
     *shorter, same = backend.shorter(args, kwargs) or [(args, kwargs)]
@@ -134,8 +135,18 @@ def _checked(backend: Model, uses: list[Use], args: tuple[Any, ...], kwargs: dic
             error = refused.__cause__ or refused
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             continue
-        return confirm(uses, _uses(traced))
+        kept = confirm(uses, _uses(traced))
+        sizes = _lengths(graph)
+        if sizes != _lengths(traced.graph):
+            return kept
+        # The batch alone is another one: a length may still be what a factor came from.
+        return [u if not could_be_a_size(u, sizes) else unconfirmed([u], why)[0] for u in kept]
     return _of_one_length(backend, uses, same, why)
+
+
+def _lengths(graph: Graph) -> set[int]:
+    """Sizes of the inputs' axes behind the first."""
+    return {n for v in graph.inputs for n in graph.values[v].shape[1:]}
 
 
 def _of_one_length(backend: Model, uses: list[Use], same: Any, why: str) -> list[Use]:

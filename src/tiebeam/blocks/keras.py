@@ -39,7 +39,9 @@ class UnitLogitNormal(keras.initializers.Initializer):  # type: ignore[misc]
 
     def __init__(self, readout_factor: float = 1.0, padding_idx: int | None = None, seed: int | None = None) -> None:
         target_std_readout(readout_factor, 1.0, 1)  # refuse now what cannot be drawn
-        self.readout_factor, self.padding_idx, self.seed = readout_factor, padding_idx, seed
+        self.readout_factor = float(readout_factor)
+        self.padding_idx = None if padding_idx is None else int(padding_idx)
+        self.seed = seed
 
     def __call__(self, shape: tuple[int, ...], dtype: Any = None) -> Any:
         """Return a tensor of that shape, (vocab, width)."""
@@ -110,14 +112,16 @@ class TiedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self._given: Mapping[str, Any] = {
+        given: Mapping[str, Any] = {
             "table_width": table_width,
             "lookup_factor": lookup_factor,
             "readout_factor": readout_factor,
             "soft_cap": soft_cap,
             "padding_idx": padding_idx,
         }
-        self.settings = Settings.of(vocab, width, **self._given)
+        self.settings = Settings.of(vocab, width, **given)
+        # Checked numbers are Python's own, which a config can hold.
+        self._given = {name: None if n is None else getattr(self.settings, name) for name, n in given.items()}
         if mask_zero and padding_idx not in (None, 0):
             raise RangeError(
                 f"mask_zero of {OWNER} masks id 0, and padding_idx is another",

@@ -15,7 +15,7 @@ def write(model: Any, params: Any, report: "Report", folder: Path) -> None:
     An array that has several paths is written under the first; the others stand in the metadata, as for PyTorch.
 
     Raises:
-        TargetError: An array has no values.
+        TargetError: An array has no values, or two have one name.
     """
     import jax
     import numpy as np
@@ -29,6 +29,12 @@ def write(model: Any, params: Any, report: "Report", folder: Path) -> None:
     for slot in seen.held.slots:
         if is_abstract(slot.array):
             raise TargetError(f"the array '{slot.name}' has no values", got="a shape alone")
+        if slot.name in arrays:
+            raise TargetError(
+                f"the array '{slot.name}' cannot be written",
+                got="another array of that name",
+                expected="a name for each",
+            )
         held = jax.random.key_data(slot.array) if is_key(slot.array) else slot.array
         arrays[slot.name] = np.ascontiguousarray(held)
         aliases.update(dict.fromkeys(slot.names[1:], slot.name))

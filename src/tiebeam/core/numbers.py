@@ -79,6 +79,9 @@ def scalar(graph: Graph, flags: list[int], value: int) -> Factor | None:
         return Factor(v.number, "", literal=not flags[v.id] & LEAF)
     if v.lost:
         return Factor(None, f"its value{_leaf_of(graph, v.id)} is lost on meta")
+    made = graph.producer(v.id)
+    if made is not None and made.op is Op.OPAQUE and not made.inputs:
+        return Factor(None, f"it comes from {made.label}")
     return Factor(None, "it is random" if flags[v.id] & RANDOM else "its value is no real number")
 
 

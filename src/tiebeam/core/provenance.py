@@ -8,6 +8,7 @@ IDS = 4  # ... and it still is a token id, moved or shifted, no comparison or co
 LEAF = 8  # a parameter or buffer reached it
 RANDOM = 16  # a random draw reached it
 MASK = 32  # INTS, and never counted or added up: it can switch elements on and off
+RAW = 64  # an input as it came, floats too, moved at most: made integers it is what the caller wrote, ids as floats
 
 _MOVES = (Op.LAYOUT, Op.CAST, Op.MASK, Op.UPDATE, Op.CONCAT, Op.DROPOUT)
 _ARITHMETIC = (Op.ADD, Op.SUB, Op.MUL, Op.POINTWISE, Op.GATHER)
@@ -19,7 +20,7 @@ def provenance(graph: Graph) -> list[int]:
     flags = [0] * len(graph.values)
     for value in graph.values:
         if value.origin is Origin.INPUT:
-            flags[value.id] = INPUT | (INTS | IDS | MASK if value.integral else 0)
+            flags[value.id] = INPUT | RAW | (INTS | IDS | MASK if value.integral else 0)
         elif value.origin is Origin.LEAF:
             flags[value.id] = LEAF
         elif value.origin is Origin.RANDOM:
@@ -31,6 +32,8 @@ def provenance(graph: Graph) -> list[int]:
             out |= f & (INPUT | LEAF | RANDOM)
         if out & INPUT:
             out |= _integers(graph, node, read)
+            if node.op in (Op.LAYOUT, Op.CAST) and read[0] & RAW:
+                out |= RAW | (INTS | IDS | MASK if graph.values[node.output].integral else 0)
         for v in node.outputs:
             flags[v] = out if v == node.output else out & ~IDS  # beside chosen ids: where they stood
     return flags

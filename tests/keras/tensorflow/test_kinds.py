@@ -127,7 +127,8 @@ def test_a_number_that_only_rounds_change_is_not_said_to_be_constant() -> None:
         return rows
 
     table = table_of(seen(built(look=look)))
-    assert table.lookup_factor == 1.0  # up to the loop: 2 of one round would be wrong, 8 is beyond the walk
+    assert table.lookup_factor is None  # 2 of one round would be wrong, and 8 is not followed
+    assert "a loop that multiplies what it carries" in table.notes[0]
 
 
 MIRRORED = """

@@ -5,7 +5,7 @@ from typing import Any
 
 from tiebeam.backends.jax.axes import identity
 from tiebeam.backends.jax.lower import Equation, Frame, Lowering
-from tiebeam.ir import Op
+from tiebeam.ir import Op, Origin
 
 Call = Callable[[Lowering, Equation, Any, Frame, int, str], Sequence[int]]
 
@@ -41,11 +41,24 @@ def _inline(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, 
 
 def _shard_map(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, stack: str) -> Sequence[int]:
     """What a device holds of an array has the array's axes, shorter."""
-    body = at.params["jaxpr"]
+    body, outside = at.params["jaxpr"], low.mesh
     args = [_resized(low, at, v, var.aval) for v, var in zip(at.inputs, body.invars, strict=True)]
+    low.mesh = outside | dict(at.params["mesh"].shape)
+    for v, axes in zip(args, _split(at.params, len(args)), strict=True):
+        low.drafts[v].apart |= axes
     inner = opened(low, body, args, stack)
+    low.mesh = outside
     frame.inside[position] = (inner,)
     return [_resized(low, at, v, var.aval) for v, var in zip(low.results(inner), eqn.outvars, strict=True)]
+
+
+def _split(params: Mapping[str, Any], count: int) -> list[frozenset[str]]:
+    """For each operand of a map over devices, the axes of the mesh that it is cut along."""
+    sizes = params["mesh"].shape
+    if "in_specs" not in params:  # older releases say it otherwise
+        return [frozenset(a for a, n in sizes.items() if n > 1)] * count
+    specs = [[part if isinstance(part, tuple) else (part,) for part in spec] for spec in params["in_specs"]]
+    return [frozenset(a for part in spec for a in part if sizes.get(a, 1) > 1) for spec in specs]
 
 
 def _resized(low: Lowering, at: Equation, value: int, aval: Any) -> int:
@@ -68,14 +81,14 @@ def _scan(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, st
     inner = _round(low, at, [*fixed, *state], stack)
     results = low.results(inner)
     inside: tuple[Frame, ...] = (inner,)
-    moving = any(_rescaled(low, v, state) for v in results[:carries])
+    moving = any(_rescaled(low, v, state, results[:carries]) for v in results[:carries])
     if moving and 1 < length <= ROUNDS:
         inside, results = (), (*start, *results[carries:])
         for _ in range(length):
             inside = (*inside, _round(low, at, [*fixed, *results[:carries]], stack))
             results = low.results(inside[-1])
-    elif moving:
-        low.notes["a scan multiplies what it carries: one round of it was followed"] = None
+    elif moving and length > 1:
+        results = (*_unknown_power(low, at, start, results[:carries], state), *results[carries:])
     frame.inside[position] = inside
     inside[0].first = first
     outs: list[int] = []
@@ -109,30 +122,78 @@ def _of_any_round(
 
 
 def _while(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, stack: str) -> Sequence[int]:
+    """One round of the body; where a round multiplies what it carries, all of them, if their number is known."""
     conditions, consts = at.params["cond_nconsts"], at.params["body_nconsts"]
     body, fixed = at.params["body_jaxpr"], at.inputs[conditions : conditions + consts]
     first = len(low.drafts)
     start = at.inputs[conditions + consts :]
     state = _of_any_round(low, at, start, body.jaxpr.invars[consts:], body.jaxpr.outvars)
-    low.notes["of a while loop one round was followed"] = None
-    inner = opened(low, body, [*fixed, *state], stack)
-    frame.inside[position] = (inner,)
-    inner.first = first
+    inside: tuple[Frame, ...] = (opened(low, body, [*fixed, *state], stack),)
+    results: Sequence[int] = low.results(inside[0])
+    if any(_rescaled(low, v, state, results) for v in results):
+        rounds = _rounds(low, at, start, stack)
+        if rounds is None:
+            results = _unknown_power(low, at, start, results, state)
+        else:
+            inside, results = rounds[0] or inside, rounds[1]
+    else:
+        low.notes["of a while loop one round was followed"] = None
+    frame.inside[position] = inside
+    inside[0].first = first
     outs = []
-    for v, var in zip(low.results(inner), eqn.outvars, strict=True):
+    for v, var in zip(results, eqn.outvars, strict=True):
         out = low.fresh(var.aval, [v])
-        barrier = _rescaled(low, v, state)
-        axes = None if barrier else identity(len(var.aval.shape))
-        outs.append(low.emit(at, Op.OPAQUE if barrier else Op.LAYOUT, [v], [axes], [out]))
+        outs.append(low.emit(at, Op.LAYOUT, [v], [identity(len(var.aval.shape))], [out]))
     return outs
 
 
-def _rescaled(low: Lowering, value: int, carries: Sequence[int]) -> bool:
-    """Whether the value is one of the carries, multiplied by or added to something constant."""
+def _rounds(
+    low: Lowering, at: Equation, start: Sequence[int], stack: str
+) -> tuple[tuple[Frame, ...], Sequence[int]] | None:
+    """All rounds of a while loop and what it ends with, where its condition is about numbers that are known."""
+    conditions, consts = at.params["cond_nconsts"], at.params["body_nconsts"]
+    questions, fixed = at.inputs[:conditions], at.inputs[conditions : conditions + consts]
+    inside: tuple[Frame, ...] = ()
+    while len(inside) <= ROUNDS:
+        asked = opened(low, at.params["cond_jaxpr"], [*questions, *start], stack)
+        goes_on = low.drafts[low.results(asked)[0]].number
+        if goes_on is None:
+            return None
+        if not goes_on:
+            return inside, start
+        inside = (*inside, opened(low, at.params["body_jaxpr"], [*fixed, *start], stack))
+        start = low.results(inside[-1])
+    return None
+
+
+def _unknown_power(
+    low: Lowering, at: Equation, start: Sequence[int], results: Sequence[int], state: Sequence[int]
+) -> list[int]:
+    """What a loop ends with, where the number of rounds is an exponent that is not known, or is large."""
+    ends = []
+    for before, v in zip(start, results, strict=True):
+        if not _rescaled(low, v, state, results):
+            ends.append(v)
+            continue
+        draft = low.drafts[v]
+        power = low.add((), draft.dtype, Origin.NODE, leafy=draft.leafy)
+        low.emit(at, Op.OPAQUE, (), (), [power], label="a loop that multiplies what it carries")
+        out = low.add(draft.shape, draft.dtype, Origin.NODE, given=draft.given, random=draft.random, leafy=draft.leafy)
+        axes = [identity(len(draft.shape)), (-1,) * len(draft.shape)]
+        ends.append(low.emit(at, Op.MUL, [before, power], axes, [out]))
+    return ends
+
+
+def _rescaled(low: Lowering, value: int, carries: Sequence[int], results: Sequence[int]) -> bool:
+    """Whether the value is one of the carries, multiplied by or added to something constant.
+
+    A carry that comes out as it went in is the same in every round: what is made of it is no power.
+    """
+    changing = {c for c, r in zip(carries, results, strict=True) if c != r}
     scaled = False
     for _ in range(DEPTH):
         if value in carries:
-            return scaled
+            return scaled and value in changing
         producer = low.drafts[value].producer
         if producer < 0:
             return False

@@ -196,6 +196,11 @@ def _while(run: Interpreter, eqn: Any, inner: Sequence[Frame], operands: Sequenc
     conditions, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     asked, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
     questions, fixed = operands[:conditions], operands[conditions : conditions + consts]
+    if len(inner) > 1:  # every round was followed by itself
+        state = list(operands[conditions + consts :])
+        for frame in inner:
+            state = run.run(frame, body.consts, [*fixed, *state], sink)
+        return state
 
     def round_of(state: Any) -> tuple[list[Any], Sink]:
         out, own = run.apart(inner[0], body.consts, [*fixed, *state])

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tiebeam.backends.jax.lower import Equation, Lowering
 
 TINY = 16  # elements of a constant whose value is followed
+MANY = 1 << 16  # elements of an array that is looked at for whether all of them are equal
 #: Cannot be computed outside of the mesh that they are about; `VARIES`: their result is their operand.
 COLLECTIVE = frozenset("psum psum2 psum_invariant pmax pmin axis_index all_gather all_to_all ppermute".split())
 VARIES = frozenset(("pvary", "pcast"))
@@ -74,6 +75,17 @@ def known(array: Any) -> dict[str, Any]:
     if size != 1 or host.dtype.kind == "c":
         return {"concrete": host}
     return {"concrete": host, "number": float(host.reshape(()).astype(np.float64))}
+
+
+def equal_or_known(array: Any) -> dict[str, Any]:
+    """Facts of a small array, and of a larger one the number that all its elements equal, if so."""
+    size = int(np.prod(np.shape(array)))
+    if not 1 < size <= MANY or not getattr(array, "is_fully_addressable", True):
+        return known(array)
+    host = np.asarray(array)
+    if host.dtype.kind == "c" or not bool((host == host.flat[0]).all()):
+        return known(array)
+    return {**known(array), "number": float(host.astype(np.float64).flat[0])}
 
 
 def fold(low: "Lowering", eqn: Any, at: "Equation") -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from tiebeam.backends.jax.axes import broadcast
-from tiebeam.backends.jax.fold import fold, hoist, known
+from tiebeam.backends.jax.fold import equal_or_known, fold, hoist, known
 from tiebeam.ir import Axes, Graph, Leaf, Node, Op, Origin, Value
 
 Atom = Any  # jax.extend.core.Var or Literal: their classes have no stubs
@@ -28,6 +28,7 @@ class Draft:
     Attributes:
         concrete: Its elements, where they are few and known.
         given: An input reached it; `random`: a random number did; `leafy`: a leaf did.
+        apart: Axes of the mesh along which devices hold different values, inside a map over devices.
     """
 
     shape: tuple[int, ...]
@@ -40,6 +41,7 @@ class Draft:
     given: bool = False
     random: bool = False
     leafy: bool = False
+    apart: frozenset[str] = frozenset()
 
     @property
     def varying(self) -> bool:
@@ -94,6 +96,7 @@ class Lowering:
         self.literals: dict[tuple[float, str], int] = {}
         self.constants: dict[int, tuple[int, Any]] = {}  # by identity; the array is held, so its id stays its own
         self.notes: dict[str, None] = {}
+        self.mesh: dict[str, int] = {}  # sizes of its axes, inside a map over devices
 
     # -- values --
 
@@ -117,7 +120,7 @@ class Lowering:
             shape, dtype = np.shape(array), getattr(array, "dtype", None)
             facts: dict[str, Any] = {}
             if dtype is not None and not jnp.issubdtype(dtype, jax.dtypes.extended):
-                facts = known(array)
+                facts = equal_or_known(array)
             origin = Origin.CONSTANT if facts or dtype is None or dtype.kind != "V" else Origin.RANDOM
             self.constants[id(array)] = (self.add(shape, dtype, origin, **facts), array)
         return self.constants[id(array)][0]
@@ -141,6 +144,7 @@ class Lowering:
             given=any(d.given for d in read),
             random=any(d.random for d in read),
             leafy=any(d.leafy for d in read),
+            apart=frozenset().union(*(d.apart for d in read)) if self.mesh else frozenset(),
         )
 
     def uniform(self, value: int) -> float | None:

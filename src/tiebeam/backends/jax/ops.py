@@ -27,7 +27,7 @@ POINTWISE = frozenset(
 )
 SAME = frozenset(
     "convert_element_type copy copy_p reduce_precision sharding_constraint mesh_cast reshard optimization_barrier "
-    "device_put pvary pcast psum psum2 psum_invariant layout_constraint name "
+    "device_put pvary pcast layout_constraint name "
     "pbroadcast preduced unreduced_psum reduced_vary_cast_p vary_unreduced_cast_p".split()
 )
 RANDOM = frozenset(
@@ -40,7 +40,7 @@ REDUCTIONS = {"reduce_sum": 1.0, "reduce_max": 1.0, "reduce_min": 1.0, "argmax":
 BARRIERS = frozenset(
     "cumsum cumprod cummax cummin cumlogsumexp sort top_k approx_top_k conv_general_dilated reduce_window "
     "reduce_window_max reduce_window_sum ragged_dot ragged_dot_general fft cholesky triangular_solve lu qr eigh svd "
-    "reduce reduce_window_min symmetric_product all_to_all reduce_scatter ppermute pmax pmin".split()
+    "reduce reduce_window_min symmetric_product all_to_all ppermute pmax pmin".split()
 )
 
 
@@ -73,6 +73,36 @@ def _random(low: Lowering, at: Equation) -> None:
 
 def _made(low: Lowering, at: Equation) -> None:
     low.drafts[at.outputs[0]].origin = Origin.CONSTANT
+
+
+def _axis_index(low: Lowering, at: Equation) -> None:
+    _made(low, at)
+    names = at.params["axis_name"]
+    low.drafts[at.outputs[0]].apart = frozenset(names if isinstance(names, tuple) else (names,))
+
+
+def _psum(low: Lowering, at: Equation) -> None:
+    """The sum over devices puts parts together; of what all of them hold alike it is a multiple."""
+    groups = at.params.get("axis_index_groups")
+    for v, out in zip(at.inputs, at.outputs, strict=True):
+        alike = [low.mesh.get(a, 1) for a in at.params["axes"] if a not in low.drafts[v].apart]
+        times = int(np.prod(alike)) if groups is None or not alike else len(groups[0])
+        rank = len(low.shape(out))
+        if times == 1:
+            low.emit(at, Op.CAST, [v], [identity(rank)], [out])
+        else:
+            by = low.number(float(times), low.drafts[out].dtype)
+            low.emit(at, Op.MUL, [v, by], [identity(rank), (-1,) * rank], [out])
+        if groups is None:
+            low.drafts[out].apart -= frozenset(at.params["axes"])
+
+
+def _scattered(low: Lowering, at: Equation) -> None:
+    """Every device gets a part of its own."""
+    names = at.params["axis_name"]
+    low.opaque(at)
+    for out in at.outputs:
+        low.drafts[out].apart |= frozenset(names if isinstance(names, tuple) else (names,))
 
 
 def _stop_gradient(low: Lowering, at: Equation) -> None:
@@ -253,7 +283,9 @@ def _dot(low: Lowering, at: Equation) -> None:
     free_b = [i for i in range(b) if i not in (*right, *right_batch)]
     axes_a = (*left_batch, *free_a, *(-1,) * len(free_b))
     axes_b = (*right_batch, *(-1,) * len(free_a), *free_b)
-    low.emit(at, Op.DOT, at.inputs[:2], [axes_a, axes_b])
+    # Without a sum it is a multiplication; and where one operand is one element, its sum has one term.
+    summed = left and all(np.prod(low.shape(v), initial=1) != 1 for v in at.inputs[:2])
+    low.emit(at, Op.DOT if summed else Op.MUL, at.inputs[:2], [axes_a, axes_b])
 
 
 UPDATES = (
@@ -293,5 +325,8 @@ RULES: dict[str, Rule] = {
     "dot_general": _dot,
     "gather": gather,
     "dynamic_slice": dynamic_slice,
-    **dict.fromkeys(("iota", "axis_index", "platform_index", "empty", "zeros_like"), _made),
+    **dict.fromkeys(("psum", "psum2", "psum_invariant"), _psum),
+    "axis_index": _axis_index,
+    "reduce_scatter": _scattered,
+    **dict.fromkeys(("iota", "platform_index", "empty", "zeros_like"), _made),
 }

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tiebeam.backends.jax.fold import TINY, known
+from tiebeam.backends.jax.fold import equal_or_known, known
 from tiebeam.backends.jax.held import Held, Marked
 from tiebeam.backends.jax.lower import Frame, Lowering
 from tiebeam.backends.jax.measure import Wanted, evaluator, facts_of, numbers_of, unmeasured, wanted_of
@@ -15,8 +15,6 @@ from tiebeam.backends.jax.tree import Slot, Tree, arrays_in, is_abstract, is_key
 from tiebeam.backends.protocol import RefusedError
 from tiebeam.errors import TiebeamError, TraceError
 from tiebeam.ir import Graph, Leaf, Op, Origin
-
-VECTOR = 1 << 16  # elements of a vector whose uniformity is looked at
 
 
 @dataclass(frozen=True)
@@ -133,12 +131,8 @@ def _leaf_facts(array: Any) -> dict[str, Any]:
     """Elements of a tiny array; of a vector, the number that all its elements equal, if so."""
     if not getattr(array, "is_fully_addressable", True):
         return {}
-    size = int(np.prod(array.shape))
-    if size <= 1 or size > VECTOR or size != max(array.shape):
-        return known(array)
-    host = np.asarray(array).astype(np.float64)
-    uniform = {"number": float(host.flat[0])} if bool((host == host.flat[0]).all()) else {}
-    return {**known(array), **uniform} if size <= TINY else uniform
+    vector = int(np.prod(array.shape)) == max(array.shape, default=1)
+    return equal_or_known(array) if vector else known(array)
 
 
 def _input(low: Lowering, array: Any, name: str) -> int:
@@ -183,7 +177,7 @@ def _repeats(inputs: Sequence[Any]) -> float | None:
     """Share of positions whose next token is the same token, in the first integer input."""
     for a in inputs:
         if not is_key(a) and np.dtype(a.dtype).kind in "iu" and a.ndim >= 1 and a.shape[-1] > 1:
-            if is_abstract(a):
+            if is_abstract(a) or 0 in a.shape:
                 return None
             host = np.asarray(a)
             return float((host[..., 1:] == host[..., :-1]).mean())

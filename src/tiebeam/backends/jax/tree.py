@@ -3,6 +3,7 @@
 In JAX a parameter is a place in the tree, never the array object: one array at two places is two parameters.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,19 @@ def dotted(path: Sequence[Any]) -> str:
     return ".".join(parts)
 
 
+def distinct(paths: Sequence[Sequence[Any]]) -> list[str]:
+    """Paths in words; those that would be the same (a key that has a dot in it) as Python indexes them.
+
+    Example:
+        >>> found, _ = tree_util.tree_flatten_with_path({"a.b": 1.0, "a": {"b": 2.0}, "c": 3.0})
+        >>> distinct([path for path, _ in found])
+        ["['a']['b']", "['a.b']", 'c']
+    """
+    names = [dotted(path) for path in paths]
+    counts = Counter(names)
+    return [n if counts[n] == 1 else tree_util.keystr(tuple(p)) for n, p in zip(names, paths, strict=True)]
+
+
 class Tree:
     """A pytree cut into arrays and the rest.
 
@@ -83,7 +97,7 @@ class Tree:
         found, self._structure = tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
         self._leaves = [leaf for _, leaf in found]
         self._places = [i for i, leaf in enumerate(self._leaves) if is_array(leaf)]
-        self.names = [dotted(found[i][0]) for i in self._places]
+        self.names = distinct([found[i][0] for i in self._places])
         self.arrays = [self._leaves[i] for i in self._places]
 
     def rebuilt(self, arrays: Sequence[Any]) -> Any:

@@ -1,6 +1,7 @@
 """The only place that draws or measures a table: on the device that holds it, shard by shard.
 
-Arrays do not change: writing makes a new array of the same shape, dtype and sharding.
+Arrays do not change: writing makes a new array of the same shape, dtype and sharding, and as free to move: JAX takes
+one that was never placed to wherever its partners lie, and refuses to move one that was.
 """
 
 import math
@@ -89,7 +90,16 @@ def drawn(
 
     if not isinstance(array, jax.Array):
         return piece(tuple(slice(None) for _ in shape))
+    if _free(array):
+        with jax.default_device(next(iter(array.devices()))):
+            return jnp.asarray(piece(tuple(slice(None) for _ in shape)), dtype)
     return jax.make_array_from_callback(shape, array.sharding, piece, dtype=dtype)
+
+
+def _free(array: jax.Array) -> bool:
+    """Whether nobody placed an array on its device."""
+    placed = getattr(array, "_committed", True)  # public under another name, in newer releases alone
+    return not placed and len(array.devices()) == 1
 
 
 def _long_axes(shape: tuple[int, ...], flat: tuple[int, int]) -> tuple[int, int]:
@@ -130,6 +140,9 @@ def zeros(array: Array) -> Array:
     """
     if not isinstance(array, jax.Array):
         return np.zeros_like(array)
+    if _free(array):
+        with jax.default_device(next(iter(array.devices()))):
+            return jnp.zeros(array.shape, array.dtype)
     return jax.device_put(jnp.zeros(array.shape, array.dtype), array.sharding)
 
 

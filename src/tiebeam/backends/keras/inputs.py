@@ -6,6 +6,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from tiebeam.errors import InputError
+
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Make = Callable[[str, tuple[int | None, ...], str], Any]
 
@@ -15,7 +17,18 @@ def arguments(model: keras.Layer, inputs: Any) -> Arguments:
 
     A tuple is positional; anything else is Keras' one positional argument, a dictionary too. A model made with
     several inputs takes them as one argument: a tuple of that many is it.
+
+    Raises:
+        InputError: An input is symbolic.
     """
+    for leaf in keras.tree.flatten(inputs):
+        if isinstance(leaf, keras.KerasTensor):
+            raise InputError(
+                "the inputs are symbolic",
+                got=f"a KerasTensor of shape {leaf.shape}",
+                expected="arrays of token ids",
+                hint="pass an array, or leave inputs out: they are made as the model's own inputs say",
+            )
     several = getattr(model, "inputs", None)
     if isinstance(inputs, tuple) and not (isinstance(several, list) and 1 < len(several) == len(inputs)):
         return tuple(_tensors(v) for v in inputs), {}
@@ -74,8 +87,8 @@ def shorter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Arguments]
     """The same inputs at other lengths, with other values, best first: what is constant must come out the same.
 
     The sequence length is the last axis of the integer arrays (else the second axis of the first that has one); every
-    axis of such a size is cropped. The first try changes the batch as well; the last changes values alone, for models
-    that take one length.
+    axis of such a size is cropped. The first try changes the batch as well; the last two leave the length, for models
+    that take one: they change the batch, and values alone.
     """
     leaves = keras.tree.flatten((args, dict(kwargs)))
     places = [i for i, v in enumerate(leaves) if keras.ops.is_tensor(v) or isinstance(v, np.ndarray)]
@@ -83,7 +96,7 @@ def shorter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Arguments]
     lengths = {a.shape[-1] for a in arrays if a.dtype.kind in "iu" and a.ndim}
     lengths = lengths or {a.shape[1] for a in arrays[:1] if a.ndim > 1}
     first = next((a for a in arrays if a.ndim and lengths.intersection(a.shape)), None)
-    if first is None:
+    if first is None or not all(a.size for a in arrays):
         return []
     batch = first.shape[0] if first.ndim > 1 else 0
 
@@ -98,7 +111,8 @@ def shorter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Arguments]
 
     other = batch - 1 if batch > 1 else 2
     tries = [all_changed(1, other)] if batch else []
-    return [*tries, *(all_changed(cut, batch) for cut in (1, 2, 0.25, 0.5)), all_changed(0, batch)]
+    tries += [all_changed(cut, batch) for cut in (1, 2, 0.25, 0.5)]
+    return [*tries, *([all_changed(0, other)] if batch else []), all_changed(0, batch)]
 
 
 def _host(tensor: Any) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tiebeam.backends.keras.tensorflow.axes import identity
 from tiebeam.backends.keras.tensorflow.lower import Lowering, Step
-from tiebeam.ir import Op
+from tiebeam.ir import Op, Origin
 
 _KEEP = (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK)
 _SCALES = (Op.MUL, Op.DIV, Op.ADD, Op.SUB)
@@ -31,13 +31,21 @@ def branches(low: Lowering, at: Step) -> None:
 
 def loop(low: Lowering, at: Step) -> None:
     """One round of the body."""
-    low.notes["of a while loop one round was followed"] = None
-    for place, (out, v) in enumerate(zip(at.outputs, low.results(at)[0], strict=True)):
+    results = low.results(at)[0]
+    if not any(v >= 0 and _rescaled(low, v, at.inputs, results) for v in results):
+        low.notes["of a while loop one round was followed"] = None
+    for place, (out, v) in enumerate(zip(at.outputs, results, strict=True)):
         if out < 0:
             low.handles[at.operation.outputs[place].name] = at.operation.inputs[place].name
-        elif v < 0 or _rescaled(low, v, at.inputs):
-            # The number of rounds is an exponent: what goes in and what comes out have no constant between them.
+        elif v < 0:
             low.emit(at, Op.OPAQUE, [at.inputs[place]], [None], [out])
+        elif _rescaled(low, v, at.inputs, results):
+            # The number of rounds is an exponent, and it is not known.
+            power = low.add((), low.drafts[out].dtype, Origin.NODE, leafy=low.drafts[v].leafy)
+            low.emit(at, Op.OPAQUE, [], [], [power], label="a loop that multiplies what it carries")
+            _reached(low, out, [v])
+            rank = low.rank(out)
+            low.emit(at, Op.MUL, [at.inputs[place], power], [identity(rank), (-1,) * rank], [out])
         else:
             _reached(low, out, [v])
             if low.drafts[out].dtype == "variant":
@@ -54,12 +62,16 @@ def _reached(low: Lowering, out: int, sources: Sequence[int]) -> None:
         draft.leafy |= source.leafy
 
 
-def _rescaled(low: Lowering, value: int, carries: Sequence[int]) -> bool:
-    """Whether the value is one of the carries, multiplied by or added to something constant."""
+def _rescaled(low: Lowering, value: int, carries: Sequence[int], results: Sequence[int]) -> bool:
+    """Whether the value is one of the carries, multiplied by or added to something constant.
+
+    A carry that comes out as it went in is the same in every round: what is made of it is no power.
+    """
+    changing = {c for c, r in zip(carries, results, strict=True) if c != r}
     scaled = False
     for _ in range(DEPTH):
         if value in carries:
-            return scaled
+            return scaled and value in changing
         producer = low.drafts[value].producer
         if producer < 0:
             return False

@@ -143,7 +143,9 @@ def shapes_of(program: Program) -> dict[str, tuple[int, ...]]:
     """Shapes that are not known before the program runs, by tensor."""
     known: dict[str, tuple[int, ...]] | None = program.compiled.get("shapes")
     if known is None:
-        unknown = unknown_shapes(program)
+        # What the opened function returns is the last of its nodes once more, and stands in no definition.
+        defined = {node.name for node in program.definition.node}
+        unknown = [name for name in unknown_shapes(program) if name.rpartition(":")[0] in defined]
         known = program.compiled["shapes"] = {}
         if unknown:
             function = program.function(unknown, lambda found: [tf.shape(t) for t in found])

@@ -3,7 +3,7 @@
 What stands in no table is `Op.OPAQUE` and foreign: its body is unknown.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -208,9 +208,17 @@ def _product(transposed: tuple[str, str]) -> Rule:
             kept = rank - 2 if (i == 0) != bool(at.attr(name)) else rank - 1
             batch = broadcast(shape[:-2], out[:-2]) if rank > 2 or len(out) == 2 else (-1,) * (len(out) - 2)
             axes.append((*(batch or ()), *((kept, -1) if i == 0 else (-1, kept))))
-        low.emit(at, Op.DOT, at.inputs[:2], axes)
+        low.emit(at, _product_op(low, at, axes), at.inputs[:2], axes)
 
     return rule
+
+
+def _product_op(low: Lowering, at: Step, axes: Sequence[Axes | None]) -> Op:
+    """Without a sum it is a multiplication; and where one operand is one element, its sum has one term."""
+    shapes = [low.shape(v) for v in at.inputs[:2]]
+    one = any(np.prod(shape, initial=1) == 1 for shape in shapes)
+    summed = any(set(range(len(shape))) - set(own or ()) for shape, own in zip(shapes, axes, strict=True))
+    return Op.DOT if summed and not one else Op.MUL
 
 
 def _einsum(low: Lowering, at: Step) -> None:
@@ -219,7 +227,7 @@ def _einsum(low: Lowering, at: Step) -> None:
     if axes is None:
         low.opaque(at)
     elif len(at.inputs) == 2:
-        low.emit(at, Op.DOT, at.inputs, axes)
+        low.emit(at, _product_op(low, at, axes), at.inputs, axes)
     elif low.rank(at.inputs[0]) == low.rank(at.outputs[0]):
         low.emit(at, Op.LAYOUT, at.inputs, axes)
     else:

@@ -189,5 +189,5 @@ def _repeats(inputs: Sequence[Any]) -> float | None:
     for tensor in inputs:
         if tensor.dtype.is_integer and tensor.shape.rank and tensor.shape[-1] > 1:
             host = tensor.numpy()
-            return float((host[..., 1:] == host[..., :-1]).mean())
+            return float((host[..., 1:] == host[..., :-1]).mean()) if host.size else None
     return None
