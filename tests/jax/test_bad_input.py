@@ -27,6 +27,11 @@ def test_a_function_without_params() -> None:
         tiebeam.inspect(apply, ids())
 
 
+def test_a_watch_on_a_model_whose_arrays_do_not_change() -> None:
+    with pytest.raises(tiebeam.BackendError, match="each step makes a new one"):
+        tiebeam.Watch(CASES["linen_attend"]().model)
+
+
 def test_a_linen_module_without_variables() -> None:
     with pytest.raises(tiebeam.InputError, match=r"model\.init"):
         tiebeam.inspect(CASES["linen_attend"]().model, ids())

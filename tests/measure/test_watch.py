@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import tiebeam
 from tiebeam.core.measurement import Measurement
+from tiebeam.errors import BackendError
 
 
 def test_records_go_to_memory_to_a_callable_and_to_json_lines(tmp_path: Path) -> None:
@@ -135,3 +136,8 @@ def test_a_trainer_calls_it(tmp_path: Path) -> None:
         Trainer(model, args, train_dataset=rows, callbacks=[callback]).train()
     assert [step for step, _ in watch.history] == [0, 2, 4]
     assert all(isinstance(found, Measurement) and found.role_ratio for _, found in watch.history)
+
+
+def test_what_cannot_be_watched_is_refused_at_once() -> None:
+    with pytest.raises(BackendError, match="cannot look at a str"):
+        tiebeam.Watch("a model")  # type: ignore[arg-type]

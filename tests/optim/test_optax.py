@@ -283,6 +283,19 @@ def test_an_nnx_optimizer_takes_it() -> None:
     assert_table_alone(steps_of(jax.tree.map(lambda a, b: a - b, after, before)))
 
 
+class Dropping(Nnx):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        super().__init__(rngs)
+        self.drop = nnx.Dropout(0.1, rngs=rngs)  # holds a random key beside the parameters
+
+
+def test_a_random_key_in_the_tree_is_no_parameter() -> None:
+    model = Dropping(nnx.Rngs(0))
+    report = tiebeam.inspect(model, jnp.arange(8)[None])
+    tx = optimizer(optax.lion, report, nnx.state(model), **SIGNS)
+    assert tx.init(nnx.state(model, nnx.Param)) is not None
+
+
 def test_an_equinox_module_s_arrays_take_it() -> None:
     model = Eqx(jax.random.key(0))
     report = tiebeam.inspect(model, TOKENS[0])

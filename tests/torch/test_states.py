@@ -20,6 +20,15 @@ def test_a_state_is_what_the_tensors_and_gradients_say(build: Builder) -> None:
             assert (table.distance < 0.01) == (truth.state == "copy")
 
 
+@pytest.mark.parametrize("build", all_of("states"))
+def test_of_a_copy_the_own_token_s_logit_is_bounded_and_not_said_to_be_none(build: Builder) -> None:
+    case = build()
+    for table in tiebeam.inspect(case.model, case.inputs).tables:
+        if table.state == "copy" and table.predicted.logit_std is not None:
+            assert table.predicted.own_logit is None
+            assert table.predicted.own_logit_range is not None
+
+
 FINDING = {
     "aliased": ("aliased-storage", "error"),
     "cut": ("gradient-cut", "error"),

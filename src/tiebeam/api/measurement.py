@@ -142,7 +142,9 @@ def _prepared(
     backend = resolve(model, params)
     if not isinstance(backend, able):
         raise BackendError(
-            f"models of {backend.framework} cannot be measured yet", got=backend.name, expected="a PyTorch model"
+            f"models of {backend.framework} cannot be measured yet",
+            got=backend.name,
+            expected="a PyTorch model, or a Keras model that runs on PyTorch",
         )
     given, labels, mask = _targets_apart(backend, batch)
     args, kwargs = backend.arguments(given)

@@ -61,7 +61,7 @@ def inspect_optimizer(
     if find_spec(home) is None:
         raise BackendError(
             f"optimizers of {backend.framework} cannot be inspected yet",
-            got=f"a {type(optimizer).__name__}",
+            got=type(optimizer).__name__,
             expected="an optimizer of a PyTorch or JAX model",
         )
     counts_as = None if family is None else rule(family).name

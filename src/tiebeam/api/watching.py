@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tiebeam.api.measurement import Loss, measure
+from tiebeam.backends import entry_of
 from tiebeam.core.measurement import Measurement
 from tiebeam.core.watching import Alarms
-from tiebeam.errors import InputError, RangeError
+from tiebeam.errors import BackendError, InputError, RangeError
 
 Log = Callable[[dict[str, Any]], object]
 
@@ -37,6 +38,7 @@ class Watch:
 
     Raises:
         RangeError: `every` is below 1.
+        BackendError: The model's arrays do not change, as in JAX; or it is of no framework.
 
     Example:
         >>> import torch, tiebeam
@@ -61,6 +63,12 @@ class Watch:
     ) -> None:
         if every < 1:
             raise RangeError("a watch looks every so many steps", got=f"every={every}", expected="1 or more")
+        if entry_of(model).functional:
+            raise BackendError(
+                "a watch holds the model that is trained",
+                got=f"{type(model).__name__}, of which each step makes a new one",
+                expected="a PyTorch model, or a Keras model that runs on PyTorch",
+            )
         self.model, self.every, self.log, self.loss = model, every, log, loss
         self.path = None if path is None else Path(path)
         self.history: list[tuple[int, Measurement]] = []

@@ -52,6 +52,8 @@ def _table(group: Group, weights: Weights, repeats: float | None) -> Table:
     target, ratio = _targets(readouts, lookup_factor, readout_factor, hidden_rms, width)
     tied = bool(lookups and readouts)
     kappa = next((f.kappa for f in readouts if f.kappa is not None), None) if tied else 0.0
+    if not tied and group.state == "copy":
+        kappa = None  # equal rows stand at the other end too: between none of the own token and all of it
     return Table(
         names=group.names,
         vocab=vocab,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import tree_util
@@ -148,7 +149,7 @@ def _check_beside(law: Rule, beside: Factory | None, beside_lr: Rate | None) -> 
 
 
 def _parameter(name: str, array: Any) -> Parameter:
-    floating = bool(np.issubdtype(array.dtype, np.inexact)) or "float" in str(array.dtype)
+    floating = bool(jnp.issubdtype(array.dtype, np.inexact))  # JAX's own: it knows keys and narrow floats
     return Parameter((name,), sum(n != 1 for n in array.shape), trainable=floating)
 
 
