@@ -1,5 +1,6 @@
 """One application of a JAX model as core's graph: its jaxpr, lowered; then measured, where there are values."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +14,7 @@ from tiebeam.backends.jax.lower import Frame, Lowering
 from tiebeam.backends.jax.measure import Wanted, evaluator, facts_of, numbers_of, unmeasured, wanted_of
 from tiebeam.backends.jax.tree import Slot, Tree, arrays_in, is_abstract, is_key
 from tiebeam.backends.protocol import RefusedError
-from tiebeam.errors import TiebeamError, TraceError
+from tiebeam.errors import InputError, TiebeamError, TraceError
 from tiebeam.ir import Graph, Leaf, Op, Origin
 
 
@@ -50,10 +51,12 @@ def program_of(held: Held, arrays: Sequence[Any], args: tuple[Any, ...], kwargs:
     """Trace the model.
 
     Raises:
+        InputError: The ids among the inputs are none.
         RefusedError: The model raised; the cause is chained.
         TraceError: It asks for the value of an array.
     """
     given = Tree((args, dict(kwargs)))
+    _check_filled(held, given)
 
     def flat(own: list[Any], inputs: list[Any]) -> list[Any]:
         again_args, again_kwargs = given.rebuilt(inputs)
@@ -73,6 +76,19 @@ def program_of(held: Held, arrays: Sequence[Any], args: tuple[Any, ...], kwargs:
     except Exception as error:
         raise RefusedError from error
     return Program(closed, given.arrays, given.names)
+
+
+def _check_filled(held: Held, given: Tree) -> None:
+    """JAX leaves out a lookup of no rows, so no table would be found in it."""
+    pairs = zip(given.arrays, given.names, strict=True)
+    ids = {name: tuple(a.shape) for a, name in pairs if str(a.dtype).startswith(("int", "uint"))}
+    if ids and not any(math.prod(shape) for shape in ids.values()):
+        raise InputError(
+            f"there is nothing to look up in the inputs of {held.name}, and JAX leaves out what reads nothing",
+            got=", ".join(f"{name or 'ids'} of shape {shape}" for name, shape in ids.items()),
+            expected="token ids, at least one",
+            hint="pass a batch that is not empty",
+        )
 
 
 def trace(program: Program, held: Held, arrays: Sequence[Any], *, logits: bool, measure: bool) -> Trace:

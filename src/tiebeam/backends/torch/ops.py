@@ -3,6 +3,7 @@
 Elementwise operations need no entry: ATen tags them. What is neither here nor tagged is `Op.OPAQUE`.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -250,7 +251,9 @@ def _dot(low: Lowering, a: Any, b: Any, out: int) -> int:
     axes_b = tuple(i - (batch - (rb - 2)) if rb > 2 and i >= batch - (rb - 2) else -1 for i in range(batch))
     axes_a += ((max(ra - 2, 0),) if ra > 1 else ()) + ((-1,) if rb > 1 else ())
     axes_b += ((-1,) if ra > 1 else ()) + ((rb - 1,) if rb > 1 else ())
-    return low.emit(Op.DOT, [left, right], [axes_a, axes_b], [out])
+    # With one element that no input reaches the sum has one term: a multiplication, however it is written.
+    one = any(math.prod(low.shape(v)) == 1 and not low.drafts[v].varying for v in (left[0], right[0]))
+    return low.emit(Op.MUL if one else Op.DOT, [left, right], [axes_a, axes_b], [out])
 
 
 def _product(low: Lowering, record: Record) -> None:

@@ -143,11 +143,12 @@ def shapes_of(program: Program) -> dict[str, tuple[int, ...]]:
     """Shapes that are not known before the program runs, by tensor."""
     known: dict[str, tuple[int, ...]] | None = program.compiled.get("shapes")
     if known is None:
-        # What the opened function returns is the last of its nodes once more, and stands in no definition.
-        defined = {node.name for node in program.definition.node}
-        unknown = [name for name in unknown_shapes(program) if name.rpartition(":")[0] in defined]
+        unknown = unknown_shapes(program)
         known = program.compiled["shapes"] = {}
-        if unknown:
+        if unknown:  # else nothing is to be run, and the graph may still be in the making
+            # What the opened function returns is the last of its nodes once more, and stands in no definition.
+            defined = {node.name for node in program.definition.node}
+            unknown = [name for name in unknown if name.rpartition(":")[0] in defined]
             function = program.function(unknown, lambda found: [tf.shape(t) for t in found])
             shapes = [tuple(np.asarray(t).tolist()) for t in _run(program, function)]
             known.update(zip(unknown, shapes, strict=True))
