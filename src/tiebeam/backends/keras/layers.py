@@ -1,5 +1,6 @@
 """A Keras model as named layers: a path for each, and the Python that gets at it."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
@@ -75,8 +76,7 @@ def attribute_of(layer: keras.Layer, thing: Any) -> str:
 
 
 def _more_than_once(paths: Mapping[int, str]) -> set[str]:
-    seen: set[str] = set()
-    return {path for path in paths.values() if path in seen or seen.add(path)}  # type: ignore[func-returns-value]
+    return {path for path, times in Counter(paths.values()).items() if times > 1}
 
 
 def _chains(model: keras.Layer) -> Iterator[tuple[int, str]]:
