@@ -88,6 +88,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "src/tiebeam/backends/torch": TORCH,
     "src/tiebeam/blocks/torch.py": TORCH,
     "src/tiebeam/cli/building.py": TORCH,
+    "src/tiebeam/checkpoints/meta.py": TORCH,
     "src/tiebeam/experiments": TORCH,
     "src/tiebeam/torch": TORCH,
     "src/tiebeam/zoo/torch": TORCH,
