@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING
 from tiebeam import reports as reports
 
 if TYPE_CHECKING:
-    from tiebeam.api import Watch, check_gradients, initialize, initialize_params, inspect, inspect_optimizer, measure
+    from tiebeam.api import (
+        Watch,
+        advise,
+        check_gradients,
+        initialize,
+        initialize_params,
+        inspect,
+        inspect_optimizer,
+        measure,
+    )
+    from tiebeam.core.advice import Advice
     from tiebeam.core.facts import Lookup, Readout, Table
     from tiebeam.core.gradient_check import GradientCheck
     from tiebeam.core.measurement import Measurement
@@ -34,6 +44,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Advice",
     "BackendError",
     "Finding",
     "GradientCheck",
@@ -50,6 +61,7 @@ __all__ = [
     "TraceError",
     "UnhealthyTie",
     "Watch",
+    "advise",
     "check_gradients",
     "initialize",
     "initialize_params",
@@ -61,6 +73,7 @@ __all__ = [
 _HOMES = {
     "tiebeam.api": (
         "Watch",
+        "advise",
         "check_gradients",
         "initialize",
         "initialize_params",
@@ -68,6 +81,7 @@ _HOMES = {
         "inspect_optimizer",
         "measure",
     ),
+    "tiebeam.core.advice": ("Advice",),
     "tiebeam.core.facts": ("Lookup", "Readout", "Table"),
     "tiebeam.core.gradient_check": ("GradientCheck",),
     "tiebeam.core.measurement": ("Measurement",),

@@ -68,6 +68,8 @@ TORCH, JAX = ("torch",), ("jax",)
 
 HOMES: dict[str, tuple[str, ...]] = {
     "tests/torch": TORCH,
+    "tests/advice": TORCH,
+    "tests/advice/test_rules.py": (NEUTRAL,),
     "tests/cases": TORCH,
     "tests/checkpoints": TORCH,
     "tests/cli": TORCH,

@@ -1,5 +1,6 @@
 """The public calls."""
 
+from tiebeam.api.advising import advise as advise
 from tiebeam.api.initialization import initialize as initialize
 from tiebeam.api.initialization import initialize_params as initialize_params
 from tiebeam.api.inspection import inspect as inspect

@@ -15,7 +15,8 @@ MOST_VALUES = 1_000_000
 """In one config, however deep: lists and aliases of a few lines can stand for more than memory holds."""
 
 MOST_PARTS = 100_000
-"""Layers, experts, heads or labels that a config may ask for: config classes make a list of them before any model."""
+"""Layers, experts, heads or labels that a config may ask for: config classes make a list of them before any model.
+A list in a list says as much: `[["global", "local"], 12]` is twelve times two layers."""
 
 _COUNTS = ("layers", "layer", "experts", "heads", "head", "labels", "blocks", "depth", "depths")
 
@@ -46,18 +47,18 @@ def check_size(data: Mapping[str, Any], where: str) -> None:
     Raises:
         TargetError: It holds more than `MOST_VALUES` values, or a count above `MOST_PARTS`.
     """
-    stack: list[tuple[str, Any]] = [("", data)]
+    stack: list[tuple[str, int, Any]] = [("", 0, data)]
     seen = 0
     while stack:
-        name, value = stack.pop()
+        name, lists, value = stack.pop()
         seen += 1
         if seen > MOST_VALUES:
             raise TargetError(f"'{where}' is too large for a config", got=f"more than {MOST_VALUES:,} values")
         if isinstance(value, Mapping):
-            stack += [(str(k), v) for k, v in value.items()]
+            stack += [(str(k), 0, v) for k, v in value.items()]
         elif isinstance(value, list | tuple):
-            stack += [(name, v) for v in value]
-        elif isinstance(value, int) and abs(value) > MOST_PARTS and _is_count(name):
+            stack += [(name, lists + 1, v) for v in value]
+        elif isinstance(value, int) and abs(value) > MOST_PARTS and (lists > 1 or _is_count(name)):
             raise TargetError(
                 f"'{where}' asks for more parts than any model has",
                 got=f"{name} {value:,}" if abs(value) < 10**30 else f"{name} of {len(str(value))} digits",

@@ -1,5 +1,7 @@
 """Models without memory for their weights: what a config asks for, counted and traced at no cost."""
 
+import math
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -25,23 +27,27 @@ MOST_MODULES = 50_000
 
 
 @contextmanager
-def bounded(what: str) -> Iterator[None]:
+def bounded(what: str, *, seconds: float = math.inf) -> Iterator[None]:
     """Stop a config that asks for more modules than any model has, after seconds rather than hours.
 
+    Args:
+        seconds: After which to stop at the next module, whatever their number.
+
     Raises:
-        TargetError: There are more than `MOST_MODULES`.
+        TargetError: There are more than `MOST_MODULES`, or they take longer.
     """
     from torch.nn.modules.module import register_module_module_registration_hook
 
-    count = 0
+    count, end = 0, time.monotonic() + seconds
 
     def counted(*_: Any) -> None:
         nonlocal count
         count += 1
-        if count > MOST_MODULES:
+        late = time.monotonic() > end
+        if count > MOST_MODULES or late:
             raise TargetError(
                 f"{what} asks for more modules than tiebeam builds",
-                got=f"more than {MOST_MODULES:,}",
+                got=f"{count:,} after {seconds:g} seconds, and more to come" if late else f"more than {MOST_MODULES:,}",
                 expected="a model that fits a machine, with --meta too: modules take memory where weights do not",
                 hint="look at the number of layers in the config",
             )

@@ -1,5 +1,6 @@
 """Hugging Face configs as transformers' own classes: never a repository's code, never a pickle."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -95,7 +96,7 @@ def model_class(config: Any, *, named: bool = True) -> type[Any]:
         TargetError: transformers has no language model for this config.
     """
     transformers = transformers_module()
-    for name in (config.architectures or ()) if named else ():
+    for name in named_classes(config) if named else ():
         cls = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
         if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
             wants = getattr(cls, "config_class", None)
@@ -107,9 +108,15 @@ def model_class(config: Any, *, named: bool = True) -> type[Any]:
             return chosen[0] if isinstance(chosen, tuple | list) else chosen  # type: ignore[no-any-return]
     raise TargetError(
         f"transformers has no language model for the model type '{config.model_type}'",
-        got=f"architectures {config.architectures}",
+        got=f"architectures {named_classes(config)}",
         expected="a causal, masked, sequence-to-sequence, speech or image-text model",
     )
+
+
+def named_classes(config: Any) -> list[Any]:
+    """What a config names as its classes, the first few: it may name anything."""
+    named = config.architectures
+    return list(named[:8]) if isinstance(named, list | tuple) else []
 
 
 def _mappings(transformers: Any, config: Any) -> list[Any]:
@@ -124,20 +131,23 @@ def _mappings(transformers: Any, config: Any) -> list[Any]:
     return [mapping for mapping in found if mapping is not None]
 
 
-def meta_model(cls: type[Any], config: Any, what: str) -> Any:
+def meta_model(cls: type[Any], config: Any, what: str, *, seconds: float = math.inf) -> Any:
     """A model without memory for its weights, tied as transformers ties it.
+
+    Args:
+        seconds: After which to give up.
 
     Raises:
         TargetError: It cannot be built, or asks for more modules than any model has.
     """
-    with quiet(), building(what), on_meta(), bounded(what):
+    with quiet(), building(what), on_meta(), bounded(what, seconds=seconds):
         return cls._from_config(config)
 
 
 def architecture_note(config: Any, cls: type[Any]) -> tuple[str, ...]:
     """What to say where another class was built than the config names."""
-    names = [n for n in config.architectures or () if n != cls.__name__]
-    unknown = names and cls.__name__ not in (config.architectures or ())
+    names = [n for n in named_classes(config) if n != cls.__name__]
+    unknown = names and cls.__name__ not in named_classes(config)
     return (f"transformers has no {names[0]} for this config; {cls.__name__} was built",) if unknown else ()
 
 

@@ -29,26 +29,27 @@ def to_markdown(report: Report) -> str:
         <BLANKLINE>
     """
     said = parts(report)
-    blocks = [f"# {_prose(said.verdict)}", _prose(said.subtitle)]
+    blocks = [f"# {prose(said.verdict)}", prose(said.subtitle)]
     for table in said.tables:
         blocks += _table(table)
     blocks += ["## Findings"] if said.findings else []
     for finding in said.findings:
         blocks += _finding(finding)
     for init in said.init:
-        blocks += [f"## Initialisation of {_code(init.name)}", _rows(init.rows)]
+        blocks += [f"## Initialisation of {_code(init.name)}", rows_table(init.rows)]
     if said.notes:
         blocks += ["## Notes", "\n".join(f"- {_spans(n)}" for n in said.notes)]
     if said.versions:
-        blocks.append(f"Seen with {_prose(', '.join(said.versions))}.")
+        blocks.append(f"Seen with {prose(', '.join(said.versions))}.")
     return "\n\n".join(blocks) + "\n"
 
 
 def _table(part: TablePart) -> list[str]:
-    return [f"## Table {_code(part.name)}", _prose(part.flow_line), _rows(part.rows)]
+    return [f"## Table {_code(part.name)}", prose(part.flow_line), rows_table(part.rows)]
 
 
-def _rows(rows: tuple[Row, ...]) -> str:
+def rows_table(rows: tuple[Row, ...]) -> str:
+    """Labels and values as a table."""
     # A bar would end the cell even inside a code span, unless escaped.
     lines = [f"| {r.label} | {_spans(r.value, bar=True)} |" for r in rows]
     return "\n".join(["| what | value |", "| --- | --- |", *lines])
@@ -56,7 +57,7 @@ def _rows(rows: tuple[Row, ...]) -> str:
 
 def _finding(finding: FindingPart) -> list[str]:
     where = f" at {_code(finding.where)}" if finding.where else ""
-    blocks = [f"### {finding.severity}: {_prose(finding.code)}{where}", _paragraph(finding.message)]
+    blocks = [f"### {finding.severity}: {prose(finding.code)}{where}", _paragraph(finding.message)]
     if finding.fix:
         fence = _fence(finding.fix, least=3)
         blocks.append(f"{fence}python\n{finding.fix}\n{fence}")
@@ -64,14 +65,15 @@ def _finding(finding: FindingPart) -> list[str]:
 
 
 def _spans(spans: Spans, bar: bool = False) -> str:
-    return "".join(_code(s, bar) if isinstance(s, Code) else _prose(s) for s in spans)
+    return "".join(_code(s, bar) if isinstance(s, Code) else prose(s) for s in spans)
 
 
 def _paragraph(spans: Spans) -> str:
     return _BLOCK.sub(lambda m: f"{m[0][:-1]}\\{m[0][-1]}", _spans(spans))
 
 
-def _prose(text: str) -> str:
+def prose(text: str) -> str:
+    """Text that forms no markup of its own."""
     return _SPECIAL.sub(lambda m: f"\\{m[0]}", text.replace("&", "&amp;"))
 
 

@@ -16,12 +16,22 @@ _MOST = 110  # columns: longer lines of prose are hard to read
 _LEAST = 20
 _STACKED = 60  # below it, labels stand above their values
 _NAMES = 6  # as many names as a table shows here; JSON, Markdown and HTML list all
-_TONES = {"good": "green", "warning": "yellow", "error": "red", "info": "blue"}
+TONES = {"good": "green", "warning": "yellow", "error": "red", "info": "blue"}
 
 
 def render(report: Report) -> str:
     """What `str(report)` is: never coloured, since a string may go anywhere."""
     return to_text(report, color=False)
+
+
+def page_for(width: int | None = None, color: bool | None = None, encoding: str | None = None) -> Page:
+    """A page of the terminal's width, colour and encoding, where they are not given."""
+    return Page(
+        width=max(width or min(shutil.get_terminal_size((80, 24)).columns, _MOST), _LEAST),
+        color=_wants_color() if color is None else color,
+        encoding=encoding or getattr(sys.stdout, "encoding", None) or "utf-8",
+        folds_code=width is not None,
+    )
 
 
 def to_text(report: Report, *, width: int | None = None, color: bool | None = None, encoding: str | None = None) -> str:
@@ -44,14 +54,9 @@ def to_text(report: Report, *, width: int | None = None, color: bool | None = No
         Tiny: no vocabulary table, healthy
         torch, 8 parameters
     """
-    page = Page(
-        width=max(width or min(shutil.get_terminal_size((80, 24)).columns, _MOST), _LEAST),
-        color=_wants_color() if color is None else color,
-        encoding=encoding or getattr(sys.stdout, "encoding", None) or "utf-8",
-        folds_code=width is not None,
-    )
+    page = page_for(width, color, encoding)
     said = parts(report)
-    page.line(page.text(said.verdict, f"bold {_TONES[said.tone]}"))
+    page.line(page.text(said.verdict, f"bold {TONES[said.tone]}"))
     page.line(page.text(said.subtitle, "dim"))
     for table in said.tables:
         _table(page, table)
@@ -76,7 +81,7 @@ def _table(page: Page, part: TablePart) -> None:
     page.line(page.text("table ", "bold"), page.text(part.name, "bold cyan"))
     names, *others = part.rows
     flow = Row("flow", _links(part.flow))
-    _rows(page, (Row("names", _shortened(names.value)), *others[:2], flow, *others[2:]))
+    write_rows(page, (Row("names", _shortened(names.value)), *others[:2], flow, *others[2:]))
 
 
 def _links(flow: tuple[Step, ...]) -> Spans:
@@ -89,7 +94,7 @@ def _shortened(names: Spans) -> Spans:
     return (*kept, f" and {hidden} more") if hidden else kept
 
 
-def _rows(page: Page, rows: tuple[Row, ...]) -> None:
+def write_rows(page: Page, rows: tuple[Row, ...]) -> None:
     """Labels in a column of their own, or at the head of their paragraphs where the page is narrow."""
     column = max(len(r.label) for r in rows) + 4
     for row in rows:
@@ -109,7 +114,7 @@ def _spans(page: Page, spans: Spans) -> list[Text]:
 
 def _finding(page: Page, finding: FindingPart) -> None:
     page.gap()
-    head = [page.text(finding.severity, f"bold {_TONES[finding.severity]}")]
+    head = [page.text(finding.severity, f"bold {TONES[finding.severity]}")]
     head.append(page.text(f" {finding.code}", "bold"))
     head += [page.text(" at "), page.text(finding.where, "cyan")] if finding.where else []
     page.line(*head)
@@ -124,4 +129,4 @@ def _finding(page: Page, finding: FindingPart) -> None:
 def _init(page: Page, part: InitPart) -> None:
     page.gap()
     page.line(page.text("init ", "bold"), page.text(part.name, "bold cyan"))
-    _rows(page, part.rows)
+    write_rows(page, part.rows)
