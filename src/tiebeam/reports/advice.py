@@ -47,7 +47,7 @@ def to_text(advice: Advice, *, width: int | None = None, color: bool | None = No
         advice: What was weighed.
         width, color, encoding: As for a report's `to_text`.
     """
-    page, said = page_for(width, color, encoding), _words(advice)
+    page, said = page_for(width=width, color=color, encoding=encoding), _words(advice)
     page.line(page.text(said.verdict, f"bold {_COLORS[said.tone]}"))
     page.line(page.text(said.reason))
     page.gap()

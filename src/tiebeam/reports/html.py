@@ -61,7 +61,7 @@ def to_html(
 
 
 def document(title: str, body: Markup) -> str:
-    """A whole page around its body."""
+    """A whole page with its style."""
     css = files("tiebeam.reports").joinpath("page.css").read_text(encoding="utf-8")
     head = joined(
         Markup('<meta charset="utf-8">'),
@@ -75,7 +75,7 @@ def document(title: str, body: Markup) -> str:
 
 
 def panel(*children: str, style: str = "") -> Markup:
-    """A framed part of a page."""
+    """A framed part of the page."""
     return element("section", *children, class_=f"panel {style}".strip())
 
 

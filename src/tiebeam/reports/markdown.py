@@ -38,7 +38,7 @@ def to_markdown(report: Report) -> str:
     for init in said.init:
         blocks += [f"## Initialisation of {_code(init.name)}", rows_table(init.rows)]
     if said.notes:
-        blocks += ["## Notes", "\n".join(f"- {_spans(n)}" for n in said.notes)]
+        blocks += ["## Notes", "\n".join(f"- {spans_of(n)}" for n in said.notes)]
     if said.versions:
         blocks.append(f"Seen with {prose(', '.join(said.versions))}.")
     return "\n\n".join(blocks) + "\n"
@@ -51,7 +51,7 @@ def _table(part: TablePart) -> list[str]:
 def rows_table(rows: tuple[Row, ...]) -> str:
     """Labels and values as a table."""
     # A bar would end the cell even inside a code span, unless escaped.
-    lines = [f"| {r.label} | {_spans(r.value, bar=True)} |" for r in rows]
+    lines = [f"| {r.label} | {spans_of(r.value, bar=True)} |" for r in rows]
     return "\n".join(["| what | value |", "| --- | --- |", *lines])
 
 
@@ -61,19 +61,20 @@ def _finding(finding: FindingPart) -> list[str]:
     if finding.fix:
         fence = _fence(finding.fix, least=3)
         blocks.append(f"{fence}python\n{finding.fix}\n{fence}")
-    return [*blocks, f"Hint: {_spans(finding.hint)}"] if finding.hint else blocks
+    return [*blocks, f"Hint: {spans_of(finding.hint)}"] if finding.hint else blocks
 
 
-def _spans(spans: Spans, bar: bool = False) -> str:
+def spans_of(spans: Spans, bar: bool = False) -> str:
+    """Prose with its code spans."""
     return "".join(_code(s, bar) if isinstance(s, Code) else prose(s) for s in spans)
 
 
 def _paragraph(spans: Spans) -> str:
-    return _BLOCK.sub(lambda m: f"{m[0][:-1]}\\{m[0][-1]}", _spans(spans))
+    return _BLOCK.sub(lambda m: f"{m[0][:-1]}\\{m[0][-1]}", spans_of(spans))
 
 
 def prose(text: str) -> str:
-    """Text that forms no markup of its own."""
+    """Text that forms no markup."""
     return _SPECIAL.sub(lambda m: f"\\{m[0]}", text.replace("&", "&amp;"))
 
 

@@ -16,22 +16,12 @@ _MOST = 110  # columns: longer lines of prose are hard to read
 _LEAST = 20
 _STACKED = 60  # below it, labels stand above their values
 _NAMES = 6  # as many names as a table shows here; JSON, Markdown and HTML list all
-TONES = {"good": "green", "warning": "yellow", "error": "red", "info": "blue"}
+_TONES = {"good": "green", "warning": "yellow", "error": "red", "info": "blue"}
 
 
 def render(report: Report) -> str:
     """What `str(report)` is: never coloured, since a string may go anywhere."""
     return to_text(report, color=False)
-
-
-def page_for(width: int | None = None, color: bool | None = None, encoding: str | None = None) -> Page:
-    """A page of the terminal's width, colour and encoding, where they are not given."""
-    return Page(
-        width=max(width or min(shutil.get_terminal_size((80, 24)).columns, _MOST), _LEAST),
-        color=_wants_color() if color is None else color,
-        encoding=encoding or getattr(sys.stdout, "encoding", None) or "utf-8",
-        folds_code=width is not None,
-    )
 
 
 def to_text(report: Report, *, width: int | None = None, color: bool | None = None, encoding: str | None = None) -> str:
@@ -54,9 +44,9 @@ def to_text(report: Report, *, width: int | None = None, color: bool | None = No
         Tiny: no vocabulary table, healthy
         torch, 8 parameters
     """
-    page = page_for(width, color, encoding)
+    page = page_for(width=width, color=color, encoding=encoding)
     said = parts(report)
-    page.line(page.text(said.verdict, f"bold {TONES[said.tone]}"))
+    page.line(page.text(said.verdict, f"bold {_TONES[said.tone]}"))
     page.line(page.text(said.subtitle, "dim"))
     for table in said.tables:
         _table(page, table)
@@ -69,6 +59,16 @@ def to_text(report: Report, *, width: int | None = None, color: bool | None = No
     for note in said.notes:
         page.line(page.text("note: ", "dim"), *_spans(page, note))
     return page.finish()
+
+
+def page_for(*, width: int | None = None, color: bool | None = None, encoding: str | None = None) -> Page:
+    """An empty page; see `to_text` for what is taken where nothing is said."""
+    return Page(
+        width=max(width or min(shutil.get_terminal_size((80, 24)).columns, _MOST), _LEAST),
+        color=_wants_color() if color is None else color,
+        encoding=encoding or getattr(sys.stdout, "encoding", None) or "utf-8",
+        folds_code=width is not None,
+    )
 
 
 def _wants_color() -> bool:
@@ -114,7 +114,7 @@ def _spans(page: Page, spans: Spans) -> list[Text]:
 
 def _finding(page: Page, finding: FindingPart) -> None:
     page.gap()
-    head = [page.text(finding.severity, f"bold {TONES[finding.severity]}")]
+    head = [page.text(finding.severity, f"bold {_TONES[finding.severity]}")]
     head.append(page.text(f" {finding.code}", "bold"))
     head += [page.text(" at "), page.text(finding.where, "cyan")] if finding.where else []
     page.line(*head)
