@@ -24,12 +24,14 @@ if TYPE_CHECKING:
         inspect,
         inspect_optimizer,
         measure,
+        sensitivity,
     )
     from tiebeam.core.advice import Advice
     from tiebeam.core.facts import Lookup, Readout, Table
     from tiebeam.core.gradient_check import GradientCheck
     from tiebeam.core.measurement import Measurement
     from tiebeam.core.report import Finding, Report
+    from tiebeam.core.sensitivity import Sensitivity
     from tiebeam.errors import (
         BackendError,
         InputError,
@@ -54,6 +56,7 @@ __all__ = [
     "RangeError",
     "Readout",
     "Report",
+    "Sensitivity",
     "ShapeError",
     "Table",
     "TargetError",
@@ -68,6 +71,7 @@ __all__ = [
     "inspect",
     "inspect_optimizer",
     "measure",
+    "sensitivity",
 ]
 
 _HOMES = {
@@ -80,12 +84,14 @@ _HOMES = {
         "inspect",
         "inspect_optimizer",
         "measure",
+        "sensitivity",
     ),
     "tiebeam.core.advice": ("Advice",),
     "tiebeam.core.facts": ("Lookup", "Readout", "Table"),
     "tiebeam.core.gradient_check": ("GradientCheck",),
     "tiebeam.core.measurement": ("Measurement",),
     "tiebeam.core.report": ("Finding", "Report"),
+    "tiebeam.core.sensitivity": ("Sensitivity",),
 }
 # One module for each framework that someone builds in; they import it.
 _FRAMEWORKS = ("equinox", "jax", "keras", "linen", "nnx", "torch")

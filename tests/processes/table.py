@@ -68,6 +68,8 @@ TORCH, JAX = ("torch",), ("jax",)
 
 HOMES: dict[str, tuple[str, ...]] = {
     "tests/torch": TORCH,
+    "tests/quantisation": TORCH,
+    "tests/quantisation/test_rules.py": (NEUTRAL,),
     "tests/advice": TORCH,
     "tests/advice/test_rules.py": (NEUTRAL,),
     "tests/cases": TORCH,

@@ -7,4 +7,5 @@ from tiebeam.api.inspection import inspect as inspect
 from tiebeam.api.measurement import check_gradients as check_gradients
 from tiebeam.api.measurement import measure as measure
 from tiebeam.api.optimizers import inspect_optimizer as inspect_optimizer
+from tiebeam.api.quantising import sensitivity as sensitivity
 from tiebeam.api.watching import Watch as Watch
