@@ -52,7 +52,8 @@ def _rounded(part: Rows, bits: int) -> Rows:
     top = np.float32(2 ** (bits - 1) - 1)
     scale = np.abs(part).max(axis=1, keepdims=True) / top
     scale[scale == 0] = 1  # a row of zeros stays one
-    return np.rint(part / scale) * scale
+    found: Rows = np.rint(part / scale) * scale
+    return found
 
 
 def bits_each(bits: int, width: int, group: int | None = None, scale_bits: int = 16) -> float:
