@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
+from tests.checkpoints.tiny import tiny
 from tests.cli.conftest import Run
+from torch import nn
 
 import tiebeam
 from tiebeam.core.advice import Advice
@@ -47,6 +50,36 @@ def test_a_config_object_a_file_and_a_folder_say_the_same(tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     said = [LlamaConfig(**TINY), tmp_path, tmp_path / "config.json", str(tmp_path)]
     assert len({(a.tied, a.untied) for a in map(tiebeam.advise, said)}) == 1
+
+
+class Tiny(nn.Module):
+    """Of the catalogue: a state dict and the sum over children count its table twice."""
+
+    def __init__(self, vocab: int = 1000, width: int = 32, tie: bool = True, out: int | None = None) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab, width)
+        self.mid = nn.Linear(width, width)
+        self.head = nn.Linear(width, out or vocab, bias=False)
+        if tie:
+            self.head.weight = self.embed.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.mid(self.embed(ids))))  # type: ignore[no-any-return]
+
+
+def test_a_live_model_is_counted_by_what_it_does() -> None:
+    ids = torch.arange(8)[None]
+    tied, untied = (tiebeam.advise(Tiny(tie=tie), inputs=ids) for tie in (True, False))
+    assert (tied.tied, tied.untied, tied.saved) == (33056, 65056, 32000) == (untied.tied, untied.untied, untied.saved)
+    assert (tied.counted.now, untied.counted.now, tied.counted.how) == ("tied", "untied", "seen")
+    aliased = Tiny(tie=False)
+    aliased.head.weight = nn.Parameter(aliased.embed.weight.data)
+    assert tiebeam.advise(aliased, inputs=ids).tied == 33056
+    apart = tiebeam.advise(Tiny(tie=False, out=990), inputs=ids)
+    assert (apart.verdict, apart.untied) == ("cannot tie", 1056 + 32000 + 990 * 32)
+    assert tiebeam.advise(tiny("GPT2LMHeadModel")).counted.now == "tied"
+    with pytest.raises(TargetError, match="no table"):
+        tiebeam.advise(nn.Linear(4, 4), inputs=torch.zeros(1, 4))
 
 
 def test_a_class_without_a_readout_is_counted_as_the_one_that_has_it() -> None:
@@ -155,6 +188,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "vocabulary": {**TINY, "vocab_size": 10**30},
     "digits": {**TINY, "num_hidden_layers": 10**4200},
     "width": {**TINY, "hidden_size": 10**12, "intermediate_size": 10**12},
+    "odd keys": {1: 2, None: 3, ("a",): "x" * 10**6},  # type: ignore[dict-item]
     "not numbers": {**TINY, "hidden_size": float("inf"), "vocab_size": "9" * 10**5},
 }
 

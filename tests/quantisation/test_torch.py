@@ -189,3 +189,26 @@ def test_a_failed_pass_leaves_the_model_as_it_was() -> None:
     handle.remove()
     assert torch.equal(made.embed.weight, before)
     np.testing.assert_array_equal(made.head.weight.detach(), before)
+
+
+class Steep(nn.Module):
+    """Of the catalogue: a readout whose logits are eight times as large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Parameter(torch.randn(1000, 64) * 0.05)
+        self.hidden = torch.randn(256, 64)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return (self.hidden + 0 * self.table[ids]) @ self.table.T * 8
+
+
+def test_a_shared_table_takes_the_readouts_precision() -> None:
+    found = tiebeam.sensitivity(Steep(), torch.arange(256), group=None)
+    for bits, observed in ((8, 0.0001598), (6, 0.002729), (4, 0.05336)):
+        assert found.effect("readout", bits).kl == pytest.approx(observed, rel=0.01)
+        assert found.effect("lookup", bits).kl == 0
+    assert found.bits == {"lookup": 4, "readout": 6}
+    assert found.advice == "shared"
+    assert "one table at 6 bits" in found.reason

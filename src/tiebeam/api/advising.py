@@ -5,12 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tiebeam.api.look import look
+from tiebeam.backends import entry_of
 from tiebeam.checkpoints.config_files import check_size, read_config
 from tiebeam.checkpoints.config_sizes import sizes_of
 from tiebeam.checkpoints.file_sizes import Index, count_files, count_index, read_index
-from tiebeam.core.advice import Advice, Counted, Setting, body_by_rule
+from tiebeam.core.advice import Advice, Counted, Now, Setting, body_by_rule
 from tiebeam.core.advice import advise as weigh
-from tiebeam.errors import RangeError, TargetError
+from tiebeam.core.facts import Table
+from tiebeam.errors import BackendError, RangeError, TargetError
 
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 CONFIGS = (".json", ".yml", ".yaml")
@@ -19,6 +22,7 @@ CONFIGS = (".json", ".yml", ".yaml")
 def advise(
     target: Any = None,
     *,
+    inputs: Any = None,
     config: Any = None,
     vocab: int | None = None,
     width: int | None = None,
@@ -36,7 +40,9 @@ def advise(
 
     Args:
         target: A config (a dictionary, or an object with `to_dict`), a `config.json` or YAML file, a folder with one,
-            a safetensors file or index, or a transformers model type such as "gpt2". None: the sizes below.
+            a safetensors file or index, a transformers model type such as "gpt2", or a model, which is run once as
+            `inspect` runs it. None: the sizes below.
+        inputs: For a model, as `inspect` takes them.
         config: The config that belongs to an index or file, in any of those ways; one beside it is found by itself.
         vocab, width: Rows and columns of a table.
         layers: Blocks; the body is then counted as `12 * layers * width**2`. 0 counts the two tables alone.
@@ -52,6 +58,7 @@ def advise(
     Raises:
         TargetError: The target is none of these, is beyond any model, or says too little.
         RangeError: A size is out of range; a dtype or optimizer is none of the above.
+        InputError: A model refuses the inputs.
 
     Example:
         >>> import tiebeam
@@ -70,9 +77,11 @@ def advise(
         target, config = config, None
     if isinstance(target, str | Path):
         name, counted = _of_path(target, config, vocab, width, dtype)
+    elif _is_model(target):
+        name, counted = _of_model(target, inputs)
     else:
-        name, counted = "the config", _of_config(_mapping(target, "the config"), "the config", vocab)
-        name = str(_mapping(target, name).get("model_type") or name)
+        data = _mapping(target, "the config")
+        name, counted = str(data.get("model_type") or "the config"), _of_config(data, "the config", vocab)
     return weigh(name, counted, setting)
 
 
@@ -157,6 +166,40 @@ def _beside(path: Path, config: Any) -> Mapping[str, Any] | None:
         return _mapping(config, "config=")
     found = path.parent / "config.json"
     return read_config(found) if found.is_file() else None
+
+
+def _is_model(target: Any) -> bool:
+    if isinstance(target, Mapping) or hasattr(target, "to_dict"):
+        return False
+    try:
+        entry_of(target)
+    except BackendError:
+        return False
+    return True
+
+
+def _of_model(model: Any, inputs: Any) -> tuple[str, Counted]:
+    """Counted as it is, the tie by what one pass shows."""
+    seen = look(model, inputs)
+    total = seen.model.parameters()
+    read_out = max((t for t in seen.tables if t.readouts), key=_elements, default=None)
+    looked_up = max((t for t in seen.tables if t.lookups), key=_elements, default=None)
+    table = read_out or looked_up
+    if table is None:
+        raise TargetError(f"{seen.model.name} has no table that could be tied", expected="a model with a vocabulary")
+    if read_out is None or read_out.lookups:
+        held = (2 if table.state == "aliased" else 1) * _elements(table)  # two parameters on one storage
+        now: Now = "tied" if read_out is not None else "no-readout"
+        return seen.model.name, Counted(table.vocab, table.width, total - held, now, "seen")
+    apart = _elements(looked_up) if looked_up is not None else 0
+    fits = looked_up is None or (looked_up.vocab, looked_up.width) == (table.vocab, table.width)
+    now = "untied" if looked_up is not None else "unknown"
+    body = total - _elements(table) - apart
+    return seen.model.name, Counted(table.vocab, table.width, body, now, "seen", other=0 if fits else apart)
+
+
+def _elements(table: Table) -> int:
+    return table.vocab * table.width
 
 
 def _mapping(config: Any, what: str) -> Mapping[str, Any]:

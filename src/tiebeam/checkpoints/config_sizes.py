@@ -80,7 +80,7 @@ def sizes_of(data: Mapping[str, Any], where: str, *, vocab: int | None = None) -
         missing = [n for n, v in (("vocabulary", rows), ("width", columns)) if v is None]
         raise TargetError(
             f"'{where}' names no {' and no '.join(missing)}",
-            got=f"the fields {', '.join(list(data)[:12]) or 'of none'}",
+            got=f"the fields {', '.join(str(k)[:40] for k in list(data)[:12]) or 'of none'}",
             expected=f"such as {VOCAB[1]} and {WIDTH[0]}",
             hint="pass vocab=, or the sizes alone: vocab=, width=, layers=",
         )

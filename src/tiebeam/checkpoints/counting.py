@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from tiebeam.checkpoints.config_sizes import EXPERTS
 from tiebeam.checkpoints.transformers_configs import (
     architecture_note,
     building,
@@ -17,9 +18,6 @@ from tiebeam.errors import TargetError
 
 SECONDS = 10.0
 """To build a model in: the largest public ones take one."""
-
-# Names under which configs say how many parts of the body do not work on every token.
-_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
 
 
 def count_config(data: Mapping[str, Any], where: str) -> Counted:
@@ -92,7 +90,7 @@ def _weight(module: Any) -> Any:
 
 def _sparse(config: Any) -> bool:
     text = config.get_text_config()
-    return any(isinstance(n := getattr(text, name, None), int) and n > 1 for name in _EXPERTS)
+    return any(isinstance(n := getattr(text, name, None), int) and n > 1 for name in EXPERTS)
 
 
 def _layers(config: Any) -> int | None:

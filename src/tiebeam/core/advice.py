@@ -16,7 +16,7 @@ from tiebeam.core.evidence import EVIDENCE, PRACTICE, THIN, Evidence, Practice
 from tiebeam.errors import RangeError
 
 Now = Literal["tied", "untied", "no-readout", "unknown"]
-How = Literal["built", "file", "formula", "given"]
+How = Literal["built", "seen", "file", "formula", "given"]
 Verdict = Literal["tie", "either", "untie", "nothing to tie", "cannot tie"]
 
 WORTH, LITTLE = 0.10, 0.05
@@ -49,7 +49,8 @@ class Counted:
         vocab, width: Of the table that is read out, or of the one that is looked up where none is.
         body: Parameters beside the two tables; None where they are not known.
         now: What the model does at present.
-        how: "built" (without memory, as the library builds it), "file" (headers), "formula", "given".
+        how: "built" (without memory, as the library builds it), "seen" (a live model, by one pass), "file" (headers),
+            "formula", "given".
         formula: Which one, where it is one.
         other: Elements of the lookup's table where it is of another shape than the readout's, which rules a tie out.
         sparse: Whether only some of the body works on a token (experts).

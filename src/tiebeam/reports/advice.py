@@ -19,6 +19,7 @@ _TONES = {"tie": "good", "untie": "good", "either": "info", "nothing to tie": "i
 _COLORS = {"good": "green", "info": "blue", "warning": "yellow"}
 _HOW = {
     "built": "built without memory for its weights, and counted",
+    "seen": "in the model, by what one pass of it does",
     "file": "by the headers of the files",
     "given": "by the sizes that were given",
     "formula": "by formula",
