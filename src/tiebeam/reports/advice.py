@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 from tiebeam.core.advice import Advice, Counted, Sizes
 from tiebeam.reports import chart as charts
-from tiebeam.reports.html import document, panel, rows_table, section
+from tiebeam.reports.html import document, panel, rows_table
 from tiebeam.reports.jsontext import portable
-from tiebeam.reports.markdown import prose
-from tiebeam.reports.markdown import rows_table as markdown_rows
-from tiebeam.reports.markup import element, joined
+from tiebeam.reports.markdown import prose, spans_of
+from tiebeam.reports.markup import Markup, element
 from tiebeam.reports.numbers import count, number, percent, size
+from tiebeam.reports.page import Page
 from tiebeam.reports.pieces import Row
 from tiebeam.reports.strings import spans, visible
-from tiebeam.reports.text import page_for, write_rows
+from tiebeam.reports.text import page_for
 
 _TONES = {"tie": "good", "untie": "good", "either": "info", "nothing to tie": "info", "cannot tie": "warning"}
 _COLORS = {"good": "green", "info": "blue", "warning": "yellow"}
@@ -24,6 +24,7 @@ _HOW = {
     "given": "by the sizes that were given",
     "formula": "by formula",
 }
+_NARROW = 60
 CURVE = ("width", "layers", "tied", "untied", "saved", "share")
 
 
@@ -52,11 +53,11 @@ def to_text(advice: Advice, *, width: int | None = None, color: bool | None = No
     page.line(page.text(said.verdict, f"bold {_COLORS[said.tone]}"))
     page.line(page.text(said.reason))
     page.gap()
-    write_rows(page, said.rows)
+    _write(page, said.rows)
     if said.evidence:
         page.gap()
         page.line(page.text("what is known", "bold"))
-        write_rows(page, said.evidence)
+        _write(page, said.evidence)
     if said.curve:
         page.gap()
         page.line(page.text("at other sizes, width and depth together", "bold"))
@@ -67,6 +68,19 @@ def to_text(advice: Advice, *, width: int | None = None, color: bool | None = No
     for note in said.notes:
         page.line(page.text("note: ", "dim"), page.text(note))
     return page.finish()
+
+
+def _write(page: Page, rows: tuple[Row, ...]) -> None:
+    """Labels in a column of their own, or at the head of their lines where the page is narrow."""
+    column = max(len(r.label) for r in rows) + 4
+    narrow = page.width < _NARROW
+    for row in rows:
+        label = f"  {row.label}: " if narrow else f"  {row.label}".ljust(column)
+        value = "".join(row.value)
+        if narrow:
+            page.line(page.text(label, "dim"), page.text(value), indent=0)
+        else:
+            page.line(page.text(value), indent=column, lead=page.text(label, "dim"))
 
 
 def render(advice: Advice) -> str:
@@ -82,15 +96,20 @@ def _columns(row: tuple[str, ...], rows: tuple[tuple[str, ...], ...]) -> str:
 def to_markdown(advice: Advice) -> str:
     """Write an advice as Markdown."""
     said = _words(advice)
-    blocks = [f"# {prose(said.verdict)}", prose(said.reason), markdown_rows(said.rows)]
+    blocks = [f"# {prose(said.verdict)}", prose(said.reason), _markdown(said.rows)]
     if said.evidence:
-        blocks += ["## What is known", markdown_rows(said.evidence)]
+        blocks += ["## What is known", _markdown(said.evidence)]
     if said.curve:
         lines = [" | ".join(row) for row in (CURVE, ("---:",) * len(CURVE), *said.curve)]
         blocks += ["## At other sizes, width and depth together", "\n".join(f"| {line} |" for line in lines)]
     if said.notes:
         blocks += ["## Notes", "\n".join(f"- {prose(n)}" for n in said.notes)]
     return "\n\n".join(blocks) + "\n"
+
+
+def _markdown(rows: tuple[Row, ...]) -> str:
+    lines = [f"| {r.label} | {spans_of(r.value, bar=True)} |" for r in rows]
+    return "\n".join(["| what | value |", "| --- | --- |", *lines])
 
 
 def to_json(advice: Advice) -> str:
@@ -108,13 +127,19 @@ def to_html(advice: Advice) -> str:
         labels = charts.Labels("width", "share", "% of the untied model")
         drawn = charts.chart({"what tying saves": points}, labels=labels)
         body += [element("h2", "At other sizes, width and depth together"), panel(drawn)]
-        body.append(section("In figures", (CURVE, *said.curve)))
+        body += [element("h2", "In figures"), panel(_cells(said.curve))]
     if said.evidence:
         body += [element("h2", "What is known"), panel(rows_table(said.evidence))]
     if said.notes:
         body += [element("h2", "Notes"), element("ul", *(element("li", n) for n in said.notes))]
     body.append(element("footer", "Written by tiebeam."))
-    return document(said.model, element("main", joined(*body)))
+    return document(said.model, element("main", *body))
+
+
+def _cells(rows: tuple[tuple[str, ...], ...]) -> Markup:
+    head = element("tr", *(element("th", title, scope="col") for title in CURVE))
+    body = [element("tr", *(element("td", cell, class_="kept") for cell in row)) for row in rows]
+    return element("div", element("table", element("thead", head), element("tbody", *body)), class_="tb-scroll")
 
 
 def _words(advice: Advice) -> _Words:

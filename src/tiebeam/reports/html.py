@@ -48,7 +48,7 @@ def to_html(
     if curves is not None:
         known = _log_vocab(report) if log_vocab is None else log_vocab
         body += [element("h2", "Loss curves"), panel(charts.chart(curves, known))]
-    body += [section(*each) for each in extra]
+    body += [_extra(*section) for section in extra]
     body += [_table(t) for t in said.tables]
     body += [element("h2", "Findings")] if said.findings else []
     body += [_finding(f) for f in said.findings]
@@ -112,8 +112,7 @@ def _init(part: InitPart) -> Markup:
     return joined(element("h2", "Initialisation of ", phrase((part.name,))), panel(rows_table(part.rows)))
 
 
-def section(heading: str, content: str | Sequence[Sequence[str]]) -> Markup:
-    """A heading above prose, or above rows of cells, of which the first is the header."""
+def _extra(heading: str, content: str | Sequence[Sequence[str]]) -> Markup:
     if isinstance(content, str):
         return joined(element("h2", heading), panel(element("p", content)))
     titles, *rows = content

@@ -36,7 +36,7 @@ def to_markdown(report: Report) -> str:
     for finding in said.findings:
         blocks += _finding(finding)
     for init in said.init:
-        blocks += [f"## Initialisation of {_code(init.name)}", rows_table(init.rows)]
+        blocks += [f"## Initialisation of {_code(init.name)}", _rows(init.rows)]
     if said.notes:
         blocks += ["## Notes", "\n".join(f"- {spans_of(n)}" for n in said.notes)]
     if said.versions:
@@ -45,11 +45,10 @@ def to_markdown(report: Report) -> str:
 
 
 def _table(part: TablePart) -> list[str]:
-    return [f"## Table {_code(part.name)}", prose(part.flow_line), rows_table(part.rows)]
+    return [f"## Table {_code(part.name)}", prose(part.flow_line), _rows(part.rows)]
 
 
-def rows_table(rows: tuple[Row, ...]) -> str:
-    """Labels and values as a table."""
+def _rows(rows: tuple[Row, ...]) -> str:
     # A bar would end the cell even inside a code span, unless escaped.
     lines = [f"| {r.label} | {spans_of(r.value, bar=True)} |" for r in rows]
     return "\n".join(["| what | value |", "| --- | --- |", *lines])

@@ -81,7 +81,7 @@ def _table(page: Page, part: TablePart) -> None:
     page.line(page.text("table ", "bold"), page.text(part.name, "bold cyan"))
     names, *others = part.rows
     flow = Row("flow", _links(part.flow))
-    write_rows(page, (Row("names", _shortened(names.value)), *others[:2], flow, *others[2:]))
+    _rows(page, (Row("names", _shortened(names.value)), *others[:2], flow, *others[2:]))
 
 
 def _links(flow: tuple[Step, ...]) -> Spans:
@@ -94,7 +94,7 @@ def _shortened(names: Spans) -> Spans:
     return (*kept, f" and {hidden} more") if hidden else kept
 
 
-def write_rows(page: Page, rows: tuple[Row, ...]) -> None:
+def _rows(page: Page, rows: tuple[Row, ...]) -> None:
     """Labels in a column of their own, or at the head of their paragraphs where the page is narrow."""
     column = max(len(r.label) for r in rows) + 4
     for row in rows:
@@ -129,4 +129,4 @@ def _finding(page: Page, finding: FindingPart) -> None:
 def _init(page: Page, part: InitPart) -> None:
     page.gap()
     page.line(page.text("init ", "bold"), page.text(part.name, "bold cyan"))
-    write_rows(page, part.rows)
+    _rows(page, part.rows)
