@@ -18,6 +18,7 @@ from tiebeam.core.arithmetic import Arithmetic
 
 ARITHMETIC = frozenset(("Add", "AddV2", "Sub", "Mul", "MulNoNan", "Div", "RealDiv", "DivNoNan", "Neg"))
 PRODUCTS = frozenset(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"))
+WORK = 10**10  # multiplications, about a second's: where a model needs more, its graph is made sooner than it is run
 
 
 class _StoppedError(BaseException):
@@ -29,21 +30,28 @@ def glance(
 ) -> bool:
     """Whether the model does the same arithmetic over inputs of another length; False also where it cannot be told.
 
+    It has gone far enough where the signal, behind the last number in doubt, meets a matrix.
+
     Args:
         program: Of the inputs that `expected` was seen with.
     """
     if not _longer_or_shorter(program, args, kwargs) or _acts(program):
         return False
     seen: list[tuple[str, float]] = []
+    work = 0
 
     def look(op_type: str, inputs: Sequence[Any], attrs: Any, outputs: Sequence[Any], *_: Any, **__: Any) -> None:
+        nonlocal work
         del attrs
         number = _number(op_type, inputs, outputs[0]) if op_type in ARITHMETIC else None
         if number is not None:
             seen.append((op_type, number))
-        enough = op_type in PRODUCTS and len(seen) >= expected.needed
-        if enough or (number is not None and not expected.continues(seen)):
-            raise _StoppedError
+            if not expected.continues(seen):
+                raise _StoppedError
+        elif op_type in PRODUCTS:
+            work += outputs[0].shape.num_elements() * (inputs[0].shape[-1:].num_elements() or 1)
+            if work > WORK or len(seen) >= expected.needed:
+                raise _StoppedError
 
     try:
         _call(view, args, kwargs, look)
