@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ import tiebeam
 from tiebeam.core.advice import BITS, LITTLE, WORTH, Counted, Setting, advise
 from tiebeam.core.evidence import EVIDENCE, PRACTICE
 from tiebeam.errors import RangeError, TargetError
+from tiebeam.reports.advice import schema
 
 SIZES = st.integers(1, 10**6)
 GPT2 = Counted(50257, 768, 85842432, now="tied", layers=12)
@@ -121,6 +123,24 @@ def test_the_json_names_what_a_program_looks_for() -> None:
     assert (found["now"], found["how"], found["verdict"]) == ("tied", "given", "tie")
     assert {e["source"] for e in found["evidence"]} == {e.source for e in EVIDENCE}
     assert advise("m", GPT2, notes=("x",)).to_dict()["notes"] == ["x"]
+
+
+@pytest.mark.parametrize(
+    "counted",
+    [
+        GPT2,
+        Counted(100, 8, None),
+        Counted(100, 8, 1000, now="no-readout"),
+        Counted(100, 8, 1000, now="untied", how="built", other=880, sparse=True, notes=("n",)),
+        Counted(100, 8, 0, how="formula", formula="f"),
+    ],
+)
+def test_the_json_is_as_its_schema_says_and_the_schema_allows_nothing_else(counted: Counted) -> None:
+    found = json.loads(advise("m", counted).to_json())
+    validator = jsonschema.Draft202012Validator(schema())
+    validator.validate(found)
+    for spoilt in ({**found, "more": 1}, {**found, "tied": -1}, {k: v for k, v in found.items() if k != "share"}):
+        assert not validator.is_valid(spoilt)
 
 
 def test_every_form_gives_the_same_figures_and_escapes_names() -> None:

@@ -29,7 +29,8 @@ def sensitivity(
     of it is written, and the random numbers of a pass are the same in each.
 
     Args:
-        model: A PyTorch `nn.Module` with values, in the mode (`eval`, mostly) that it is to be judged in.
+        model: A PyTorch `nn.Module` with values, in the mode (`eval`, mostly) that it is to be judged in; or a Keras
+            model that runs on PyTorch.
         batch: What the model takes, as `measure` takes it; where `attention_mask` is 0 nothing is compared.
         params: For models that hold none.
         bits: 2 to 16 each.

@@ -19,6 +19,8 @@ Now = Literal["tied", "untied", "no-readout", "unknown"]
 How = Literal["built", "seen", "file", "formula", "given"]
 Verdict = Literal["tie", "either", "untie", "nothing to tie", "cannot tie"]
 
+SCHEMA_VERSION = 1
+
 WORTH, LITTLE = 0.10, 0.05
 """Shares of the untied model from which one table is worth a constraint, and below which it is not.
 
@@ -205,7 +207,7 @@ class Advice:
         plain = dataclasses.asdict(self)
         counted = plain.pop("counted")
         notes = [*counted.pop("notes"), *plain.pop("notes")]
-        return {"schema": 1, **plain, **counted, "notes": notes}
+        return {"schema": SCHEMA_VERSION, **plain, **counted, "notes": notes}
 
     def to_markdown(self) -> str:
         return self.renderers["markdown"](self)

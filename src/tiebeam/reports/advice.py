@@ -2,8 +2,10 @@
 
 import json
 from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
 
-from tiebeam.core.advice import Advice, Counted, Sizes
+from tiebeam.core.advice import SCHEMA_VERSION, Advice, Counted, Sizes
 from tiebeam.reports import chart as charts
 from tiebeam.reports.html import document, panel, rows_table
 from tiebeam.reports.jsontext import portable
@@ -115,6 +117,18 @@ def _markdown(rows: tuple[Row, ...]) -> str:
 def to_json(advice: Advice) -> str:
     """Write an advice as JSON: indented ASCII with sorted keys."""
     return json.dumps(portable(advice.to_dict()), indent=2, sort_keys=True, allow_nan=False)
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of what `to_json` writes.
+
+    Example:
+        >>> schema()["title"]
+        'tiebeam advice'
+    """
+    text = files("tiebeam.reports").joinpath(f"advice-{SCHEMA_VERSION}.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def to_html(advice: Advice) -> str:
