@@ -1,7 +1,7 @@
 """One application of a JAX model as core's graph: its jaxpr, lowered; then measured, where there are values."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from tiebeam.backends.jax.fold import equal_or_known, known
 from tiebeam.backends.jax.held import Held, Marked
-from tiebeam.backends.jax.lower import Frame, Lowering
+from tiebeam.backends.jax.lower import Frame, Lowering, Path
 from tiebeam.backends.jax.measure import Wanted, evaluator, facts_of, numbers_of, unmeasured, wanted_of
-from tiebeam.backends.jax.tree import Slot, Tree, arrays_in, is_abstract, is_key
+from tiebeam.backends.jax.tree import Returned, Slot, Tree, is_abstract, is_key
 from tiebeam.backends.protocol import RefusedError
 from tiebeam.errors import InputError, TiebeamError, TraceError
 from tiebeam.ir import Graph, Leaf, Op, Origin
@@ -38,13 +38,15 @@ class Program:
 
     Attributes:
         inputs: Arrays among the inputs; `names`: where they stand.
-        compiled: Evaluators by what they measure.
+        output: What the model returned, with other arrays in it.
+        compiled: Evaluators by what they measure, and steps by what they are asked.
     """
 
     closed: Any
     inputs: list[Any]
     names: list[str]
-    compiled: dict[Wanted, Any] = field(default_factory=dict)
+    output: Callable[[Sequence[Any]], Any]
+    compiled: dict[Hashable, Any] = field(default_factory=dict)
 
 
 def program_of(held: Held, arrays: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Program:
@@ -58,9 +60,14 @@ def program_of(held: Held, arrays: Sequence[Any], args: tuple[Any, ...], kwargs:
     given = Tree((args, dict(kwargs)))
     _check_filled(held, given)
 
+    returned: list[Returned] = []
+
     def flat(own: list[Any], inputs: list[Any]) -> list[Any]:
         again_args, again_kwargs = given.rebuilt(inputs)
-        return arrays_in(held.call(own, again_args, again_kwargs))
+        result = Returned(held.call(own, again_args, again_kwargs))
+        arrays, result.arrays = result.arrays, []
+        returned.append(result)
+        return arrays
 
     try:
         closed = jax.make_jaxpr(flat)(list(arrays), given.arrays)
@@ -75,7 +82,7 @@ def program_of(held: Held, arrays: Sequence[Any], args: tuple[Any, ...], kwargs:
         ) from error
     except Exception as error:
         raise RefusedError from error
-    return Program(closed, given.arrays, given.names)
+    return Program(closed, given.arrays, given.names, returned[-1].rebuilt)
 
 
 def _check_filled(held: Held, given: Tree) -> None:
@@ -91,13 +98,26 @@ def _check_filled(held: Held, given: Tree) -> None:
         )
 
 
-def trace(program: Program, held: Held, arrays: Sequence[Any], *, logits: bool, measure: bool) -> Trace:
-    """Lower a program and measure what core will ask for.
+@dataclass(frozen=True)
+class Lowered:
+    """A program as core's graph, not measured yet.
+
+    Attributes:
+        frame: The execution of its jaxpr, by which values are found again.
+        paths: Of each node the equation that it stands for.
+    """
+
+    graph: Graph
+    places: Mapping[int, int]
+    frame: Frame
+    paths: Sequence[Path]
+
+
+def lowered(program: Program, held: Held, arrays: Sequence[Any]) -> Lowered:
+    """Lower a program.
 
     Args:
         arrays: The model's arrays now.
-        logits: Also measure the std of logits.
-        measure: False: the structure alone.
     """
     meta = any(map(is_abstract, [*arrays, *program.inputs]))
     low = Lowering(held.where, held.learn if isinstance(held, Marked) else None, values=not meta)
@@ -114,12 +134,29 @@ def trace(program: Program, held: Held, arrays: Sequence[Any], *, logits: bool, 
         inputs=tuple(v for v in inputs if low.drafts[v].origin is Origin.INPUT), outputs=outputs, attached=floats,
         repeats=_repeats(program.inputs), meta=meta,
     )  # fmt: skip
-    if meta or not measure:
-        return Trace(graph, places)
+    return Lowered(graph, places, frame, low.paths)
+
+
+def trace(program: Program, held: Held, arrays: Sequence[Any], *, logits: bool, measure: bool) -> Trace:
+    """Lower a program and measure what core will ask for.
+
+    Args:
+        arrays: The model's arrays now.
+        logits: Also measure the std of logits.
+        measure: False: the structure alone.
+    """
+    low = lowered(program, held, arrays)
+    graph = low.graph
+    if graph.meta or not measure:
+        return Trace(graph, low.places)
     wanted = wanted_of(graph, logits=logits)
-    found = _measured(program, frame, wanted, [*arrays, *program.inputs])
+    return Trace(measured(graph, _measured(program, low.frame, wanted, [*arrays, *program.inputs]), wanted), low.places)
+
+
+def measured(graph: Graph, found: Any, wanted: Wanted) -> Graph:
+    """The graph with what an evaluator found."""
     facts = facts_of(found, wanted)
-    return Trace(replace(graph, **facts, notes=(*graph.notes, *unmeasured(facts, wanted))), places)
+    return replace(graph, **facts, notes=(*graph.notes, *unmeasured(facts, wanted)))
 
 
 def _measured(program: Program, frame: Frame, wanted: Wanted, args: list[Any]) -> Any:
