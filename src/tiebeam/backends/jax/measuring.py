@@ -44,12 +44,14 @@ def differentiate(
     return Trace(graph, low.places), replace(asked, uses=uses_of(graph)), passed
 
 
-def values_of(program: Program, low: Lowered, arrays: Sequence[Any], values: Iterable[int]) -> dict[int, Any]:
+def values_of(program: Program, low: Lowered, arrays: Sequence[Any], values: Iterable[int | None]) -> dict[int, Any]:
     """Elements of integers on the host, by value id: of those that were made."""
-    graph, found, rest = low.graph, {}, set[int]()
+    graph = low.graph
+    found: dict[int, Any] = {}
+    rest = set[int]()
     inputs = dict(zip(low.frame.jaxpr.invars[len(arrays) :], program.inputs, strict=True))
     given = {low.frame.ids[var]: array for var, array in inputs.items()}
-    for v in values:
+    for v in {v for v in values if v is not None}:
         node = graph.producer(v)
         before = v if node is None else counted_from_the_end(graph, node)
         if before in given and (before == v or bool((np.asarray(given[before]) >= 0).all())):
@@ -281,7 +283,7 @@ class _Step:
             return loss, None if self.logits is None else results[self.logits]
 
         at = {k: dict.fromkeys(kinds, arrays[self.low.places[k]]) for k, kinds in self.kinds.items()}
-        loss, logits, grads = _differentiated(objective, at)
+        loss, logits, grads = differentiated(objective, at)
         found |= {"loss": loss, **self._numbers(grads, arrays, given["since"])}
         if logits is not None:
             found["finite"] = jnp.isfinite(logits).all()
@@ -332,13 +334,13 @@ def _moved(before: Any, now: Any, grads: Mapping[Role, Any]) -> dict[str, Any]:
     return {"change": numbers.row_sizes(change), "before": numbers.row_sizes(before), **along}
 
 
-def _differentiated(objective: Any, at: Any) -> tuple[Any, Any, Any]:
+def differentiated(objective: Any, at: Any) -> tuple[Any, Any, Any]:
     """Loss, what comes with it, and gradients.
 
     Raises:
         InputError: The program has no backward pass, or it fails.
     """
-    if not at:
+    if isinstance(at, Mapping) and not at:
         loss, more = objective(at)
         return loss, more, {}
     jax.eval_shape(objective, at)  # what the loss itself raises is the caller's

@@ -11,6 +11,7 @@ from tiebeam.backends.jax import weights
 from tiebeam.backends.jax.fixes import JaxFixes
 from tiebeam.backends.jax.held import Held, HeldFunction
 from tiebeam.backends.jax.measuring import differentiate
+from tiebeam.backends.jax.moving import Moves, moves_of
 from tiebeam.backends.jax.shorten import Arguments, shorter_arguments
 from tiebeam.backends.jax.trace import Program, Trace, program_of, trace
 from tiebeam.core.findings import Fixes
@@ -102,6 +103,12 @@ class JaxModel:
     ) -> tuple[Trace, Wanted, Passed]:
         """One forward and one backward pass; see `protocol.Differentiable`."""
         return differentiate(self._program(args, kwargs), self.held, self.arrays, request)
+
+    def movable(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], request: Request
+    ) -> tuple[Moves, tuple[str, ...]]:
+        """The main table, to be moved in one role alone; see `protocol.Movable`."""
+        return moves_of(self.held, self.arrays, args, kwargs, request)
 
     def shorter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Arguments]:
         return shorter_arguments(args, kwargs)
