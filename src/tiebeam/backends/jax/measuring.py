@@ -14,12 +14,13 @@ from tiebeam.backends.jax import measuring_numbers as numbers
 from tiebeam.backends.jax.held import Held
 from tiebeam.backends.jax.objective import Objective
 from tiebeam.backends.jax.roles import KINDS, Kind, Parted, Places, Roles
-from tiebeam.backends.jax.trace import Lowered, Program, Trace, lowered, measured
-from tiebeam.core.passes import ROLES, Drift, Passed, Request, Role, Sent, Wanted, counted_from_the_end, uses_of, wanted
+from tiebeam.backends.jax.trace import Lowered, Program, Trace, measured, repeats_in, seen_again
+from tiebeam.core.passes import ROLES, Drift, Passed, Request, Role, Sent, Wanted, counted_from_the_end, uses_of
 from tiebeam.errors import InputError
 from tiebeam.ir import Leaf, Origin
 
 Key = tuple[int, Role]
+KEPT = 16  # compiled functions of one program
 
 
 def differentiate(
@@ -33,14 +34,14 @@ def differentiate(
         arrays: The model's arrays, in the order of `held.slots`.
         request: What the caller asks.
     """
-    low = lowered(program, held, arrays)
+    low = seen_again(program, held, arrays)
     if low.graph.meta:
         raise InputError("there is nothing to measure", got="shapes without values", expected="real arrays")
-    asked = wanted(low.graph)
+    asked = low.asked
     run = _Pass(program, low, asked, request, arrays)
     found = run.found()
     passed = run.answer(found)
-    graph = measured(low.graph, found["sizes"], run.what)
+    graph = replace(measured(low.graph, found["sizes"], run.what), repeats=repeats_in(program.inputs))
     return Trace(graph, low.places), replace(asked, uses=uses_of(graph)), passed
 
 
@@ -85,7 +86,7 @@ class _Pass:
     def __init__(self, program: Program, low: Lowered, asked: Wanted, request: Request, arrays: Sequence[Any]) -> None:
         self.program, self.low, self.asked, self.request = program, low, asked, request
         self.arrays = list(arrays)
-        self.what = sizes.wanted_of(low.graph, logits=True)
+        self.what = low.sizes
         self.notes: list[str] = []
         self._leaves: dict[int, Leaf] = {v.leaf.key: v.leaf for v in low.graph.values if v.leaf is not None}
         self.roles = Roles(Places.of(low.graph, asked.reads, low.paths))
@@ -140,14 +141,16 @@ class _Pass:
             self.request.gram,
             tuple(sorted(self.since)),
         )
-        step = self.program.compiled.get(key)
-        if step is None:
-            step = self.program.compiled[key] = jax.jit(_Step(self))
+        compiled = self.program.compiled
+        if key not in compiled:
+            while len(compiled) >= KEPT:  # losses come and go
+                compiled.pop(next(iter(compiled)))
+            compiled[key] = jax.jit(_Step(self))
         given = {"objective": list(self.objective.given), "since": self.since}
         if self.ids is not None and self.asked.logits is not None:
             vocab = self.low.graph.values[self.asked.logits].shape[-1]
             given["own"] = np.clip(self.ids.reshape(-1), 0, vocab - 1).astype(np.int32)
-        found: dict[str, Any] = step(self.arrays, self.program.inputs, given)
+        found: dict[str, Any] = compiled[key](self.arrays, self.program.inputs, given)
         return found
 
     # -- on the host --

@@ -12,6 +12,7 @@ from tiebeam.backends.jax.fixes import JaxFixes
 from tiebeam.backends.jax.held import Held, HeldFunction
 from tiebeam.backends.jax.measuring import differentiate
 from tiebeam.backends.jax.moving import Moves, moves_of
+from tiebeam.backends.jax.recall import recalled
 from tiebeam.backends.jax.shorten import Arguments, shorter_arguments
 from tiebeam.backends.jax.trace import Program, Trace, program_of, trace
 from tiebeam.core.findings import Fixes
@@ -89,20 +90,17 @@ class JaxModel:
         measure: bool = True,
     ) -> Trace:
         """One application of the model; what it draws comes of its own keys, whatever the `seed`."""
-        return trace(self._program(args, kwargs), self.held, self.arrays, logits=logits, measure=measure)
-
-    def _program(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Program:
         program = next((p for a, k, p in self._programs if a is args and k is kwargs), None)
         if program is None:
             program = program_of(self.held, self.arrays, args, kwargs)
             self._programs.append((args, kwargs, program))
-        return program
+        return trace(program, self.held, self.arrays, logits=logits, measure=measure)
 
     def differentiate(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], request: Request
     ) -> tuple[Trace, Wanted, Passed]:
         """One forward and one backward pass; see `protocol.Differentiable`."""
-        return differentiate(self._program(args, kwargs), self.held, self.arrays, request)
+        return differentiate(recalled(self.held, self.arrays, args, kwargs), self.held, self.arrays, request)
 
     def movable(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], request: Request

@@ -124,9 +124,10 @@ class Moves:
         found, whole = jax.jit(both)(self._arrays, self._program.inputs, self._given)
         if not math.isfinite(float(found)):
             raise InputError("the loss is not finite", got=f"a loss of {float(found)}")
-        self._whole = np.asarray(whole, np.float64)
+        self._whole: npt.NDArray[np.float64] = np.asarray(whole, np.float64)
         exact = str(found.dtype) if _sharp(graph) else "float32"
-        self.step, self.eps = STEPS.get(exact, 5e-2), float(jnp.finfo(exact).eps) / 2
+        finfo: Callable[[str], Any] = jnp.finfo  # which knows more floats than NumPy, and has no annotations
+        self.step, self.eps = STEPS.get(exact, 5e-2), float(finfo(exact).eps) / 2
         if exact != str(found.dtype):
             self.eps *= WITHIN
         self._run = jax.jit(self._moved)
@@ -150,7 +151,8 @@ class Moves:
 
     def gradient(self, row: int) -> npt.NDArray[np.float64]:
         """What the backward pass gives for a row."""
-        return self._whole[row]
+        found: npt.NDArray[np.float64] = self._whole[row]
+        return found
 
     def loss(self, role: str, row: int, move: npt.NDArray[np.float64]) -> float:
         """The loss with a row moved where one role reads it."""

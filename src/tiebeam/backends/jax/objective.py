@@ -62,7 +62,12 @@ class Objective:
     @property
     def key(self) -> tuple[Any, ...]:
         """What a compiled step depends on, arrays aside."""
-        return (self.own, self.at, self.said if self.own is None else None)
+        kind = None if self.batch is None else self.batch.kind
+        try:
+            hash((self.own, kind))
+        except TypeError:
+            return (object(),)  # cannot be compared: equal to none
+        return (self.own, kind, self.at, len(self.given))
 
     def __call__(self, program: Program, outputs: Sequence[Any], given: Sequence[Any]) -> Any:
         """The loss.

@@ -4,7 +4,7 @@ In JAX a parameter is a place in the tree, never the array object: one array at 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -57,6 +57,14 @@ def is_key(leaf: Any) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
+def kind_of(array: Any) -> Hashable:
+    """An array without its elements."""
+    typed: Callable[[Any], Hashable] | None = getattr(jax, "typeof", None)
+    if typed is None or is_abstract(array):  # releases without it
+        return type(array).__name__, tuple(array.shape), str(array.dtype)
+    return typed(array)
+
+
 def dotted(path: Sequence[Any]) -> str:
     """A path in words: dictionary keys, attributes and positions joined with dots.
 
@@ -100,6 +108,13 @@ class Tree:
         self._places = [i for i, leaf in enumerate(self._leaves) if is_array(leaf)]
         self.names = distinct([found[i][0] for i in self._places])
         self.arrays = [self._leaves[i] for i in self._places]
+
+    @property
+    def kind(self) -> Hashable:
+        """What a function of the tree is traced for, as `jax.jit` has it: everything but the arrays' elements."""
+        places = frozenset(self._places)
+        rest = tuple((i, type(leaf), leaf) for i, leaf in enumerate(self._leaves) if i not in places)
+        return self._structure, rest, tuple(map(kind_of, self.arrays))
 
     def rebuilt(self, arrays: Sequence[Any]) -> Any:
         """The tree with other arrays in it."""
