@@ -16,7 +16,7 @@ from tiebeam.backends.jax.measuring_numbers import rows_first
 from tiebeam.backends.jax.objective import Objective
 from tiebeam.backends.jax.roles import Kind, Parted, Places, Roles
 from tiebeam.backends.jax.trace import Lowered, lowered, program_of
-from tiebeam.backends.jax.tree import Tree
+from tiebeam.backends.jax.tree import Tree, is_abstract
 from tiebeam.backends.protocol import RefusedError
 from tiebeam.core.passes import ROLES, Request, Wanted, wanted
 from tiebeam.core.provenance import INPUT, LEAF, provenance
@@ -51,12 +51,12 @@ class Moves:
         self._dtype = dtype
         with self._precision():
             given = Tree((args, dict(kwargs)))
+            if any(map(is_abstract, [*arrays, *given.arrays])):
+                raise InputError("there is nothing to check", got="shapes without values", expected="real arrays")
             args, kwargs = given.rebuilt(self._cast(given.arrays))
             self._arrays = self._cast(arrays)
             self._program = program_of(held, self._arrays, args, kwargs)
             low = lowered(self._program, held, self._arrays)
-            if low.graph.meta:
-                raise InputError("there is nothing to check", got="shapes without values", expected="real arrays")
             self._read(low, wanted(low.graph), request)
 
     def _precision(self) -> AbstractContextManager[Any]:
