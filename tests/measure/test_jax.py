@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -227,3 +228,45 @@ def test_silent_rows_are_those_of_the_optimizers_state() -> None:
     _, state = tx.update(one, state)
     [table] = tiebeam.measure(tied(plain), IDS, params=PARAMS, optimizer=state).tables
     assert table.silent_rows == VOCAB - 10
+
+
+# -- watching --
+
+
+def test_a_loop_of_new_params_is_watched_as_it_goes() -> None:
+    model, tx = tied(plain), optax.adam(0.05)
+
+    @jax.jit
+    def step_of(params: Any, state: Any) -> Any:
+        updates, state = tx.update(jax.grad(lambda p: next_token_loss(model(p, IDS)))(params), state)
+        return optax.apply_updates(params, updates), state
+
+    seen: list[dict[str, Any]] = []
+    watch = tiebeam.Watch(model, 4, seen.append)
+    params, state = PARAMS, tx.init(PARAMS)
+    for step in range(9):
+        watch(step, IDS, params=params)
+        params, state = step_of(params, state)
+    assert [r["step"] for r in seen] == [0, 4, 8]
+    losses = [found.initial_loss for _, found in watch.history]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[2] < 0.8 * losses[0]
+
+
+class Module(eqx.Module):
+    table: jax.Array
+
+    def __call__(self, ids: Any) -> Any:
+        return jnp.tanh(self.table[ids]) @ self.table.T
+
+
+def test_a_model_that_is_a_new_one_after_each_step_has_to_be_given() -> None:
+    old, new = Module(PARAMS["table"]), Module(PARAMS["table"] * 2)
+    watch = tiebeam.Watch(old, every=1)
+    with pytest.raises(tiebeam.InputError, match="each step makes a new Module"):
+        watch(0, IDS)
+    found = watch(0, IDS, model=new)
+    assert found is not None
+    assert found.initial_loss == pytest.approx(float(next_token_loss(new(IDS))), rel=1e-5)
+    with pytest.raises(tiebeam.InputError, match="holds no arrays"):
+        tiebeam.Watch(tied(plain), every=5)(1, IDS)
