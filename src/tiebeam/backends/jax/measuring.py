@@ -266,7 +266,7 @@ class _Step:
 
     def __init__(self, run: _Pass) -> None:
         self.program, self.low, self.roles, self.what = run.program, run.low, run.roles, run.what
-        self.objective, self.kinds, self.tables = run.objective, run.kinds, run.tables
+        self.objective, self.kinds, self.tables = run.objective.emptied(), run.kinds, run.tables
         self.keep, self.gram = run.request.keep, run.request.gram
         outputs = run.low.graph.outputs
         self.logits = None if run.asked.logits is None else outputs.index(run.asked.logits)
