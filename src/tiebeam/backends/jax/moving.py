@@ -65,10 +65,8 @@ class Moves:
     def _precision(self) -> AbstractContextManager[Any]:
         if self._dtype != "float64":
             return nullcontext()
-        found: Any = getattr(jax, "enable_x64", None)
-        if found is None:  # older releases have it elsewhere
-            from jax.experimental import enable_x64 as found
-        wide: AbstractContextManager[Any] = found(True)
+        home: Any = jax if hasattr(jax, "enable_x64") else jax.experimental  # where older releases have it
+        wide: AbstractContextManager[Any] = home.enable_x64(True)
         return wide
 
     def _cast(self, arrays: Sequence[Any]) -> list[Any]:
