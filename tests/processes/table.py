@@ -70,6 +70,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "tests/torch": TORCH,
     "tests/quantisation": TORCH,
     "tests/quantisation/test_rules.py": (NEUTRAL,),
+    "tests/quantisation/test_jax.py": JAX,
     "tests/advice": TORCH,
     "tests/advice/test_rules.py": (NEUTRAL,),
     "tests/cases": TORCH,
