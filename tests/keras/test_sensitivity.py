@@ -1,4 +1,4 @@
-"""Few bits in one role of a Keras model on PyTorch."""
+"""Few bits in one role of a Keras model, on PyTorch and on JAX."""
 
 from typing import Any
 
@@ -9,8 +9,13 @@ import tiebeam
 from tiebeam.core.quantise import quantised
 
 
+def host(value: Any) -> Any:
+    """A copy on the host; what NumPy makes of a tensor that a gradient is asked for warns."""
+    return np.array(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+
+
 def held(layer: Any) -> list[Any]:
-    return [w.value.detach().cpu().numpy().copy() for w in layer.weights]  # on PyTorch
+    return [host(w.value) for w in layer.weights]
 
 
 def test_each_role_is_rounded_by_itself_and_the_model_left_alone() -> None:
@@ -25,7 +30,7 @@ def test_each_role_is_rounded_by_itself_and_the_model_left_alone() -> None:
     for old, new in zip(before, held(model), strict=True):
         np.testing.assert_array_equal(old, new)
     rows = held(table)[0]
-    logits = model(batch).detach().cpu().numpy().reshape(24, 300)
+    logits = host(model(batch)).reshape(24, 300)
     hidden = np.linalg.lstsq(rows, logits.T, rcond=None)[0].T
     read = hidden @ quantised(rows, 4).T
     off = read - logits

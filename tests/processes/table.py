@@ -121,7 +121,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "src/tiebeam/zoo/jax": JAX,
     "tests/keras": KERAS,
     "tests/keras/tensorflow": ("keras-tensorflow",),
-    "tests/keras/test_sensitivity.py": ("keras-torch",),
+    "tests/keras/test_sensitivity.py": ("keras-torch", "keras-jax"),
     "tests/keras/test_command.py": ("keras-jax",),  # each command has a process of its own, on JAX
     "tests/blocks/test_keras.py": KERAS,
     "tests/contract/test_keras.py": KERAS,

@@ -29,10 +29,10 @@ def sensitivity(
     of it is written, and the random numbers of a pass are the same in each.
 
     Args:
-        model: A PyTorch `nn.Module` with values, in the mode (`eval`, mostly) that it is to be judged in; or a Keras
-            model that runs on PyTorch.
+        model: A model in PyTorch or JAX, or in Keras on one of them, with values, in the mode (`eval`, mostly) that it
+            is to be judged in.
         batch: What the model takes, as `measure` takes it; where `attention_mask` is 0 nothing is compared.
-        params: For models that hold none.
+        params: What a linen module or a function is applied to.
         bits: 2 to 16 each.
         group: Entries of a row that share a scale, tried beside whole rows; the advice is about these. None: rows
             alone.
@@ -43,7 +43,8 @@ def sensitivity(
 
     Raises:
         BackendError: The framework has no such measurement yet.
-        InputError: The model refuses the batch or returns no logits; one copy of the table serves both roles at once.
+        InputError: The model refuses the batch or returns no logits; one copy of the table, or one operation, serves
+            both roles at once.
         RangeError: Bits, group or tolerance is out of range.
 
     Example:
