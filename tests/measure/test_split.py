@@ -156,3 +156,13 @@ def test_two_parameters_on_one_storage_are_one_table() -> None:
     assert set(table.roles) == {"lookup", "readout"}
     assert table.unaccounted == 0.0
     assert found.role_cosine is not None
+
+
+def test_a_gradient_whose_squares_vanish_is_no_dead_role() -> None:
+    """Entries of 1e-25, as a loss that is all but zero sends them: their squares are 0 in float32."""
+    small = tiebeam.measure(Tied(plain), batch(), loss=lambda out, ids: 1e-25 * next_token_loss(out, ids))
+    usual = tiebeam.measure(Tied(plain), batch())
+    for role in ("lookup", "readout"):
+        assert small.roles[role].rows == usual.roles[role].rows
+        assert small.roles[role].grad_norm == pytest.approx(1e-25 * usual.roles[role].grad_norm, rel=1e-3)
+    assert small.role_cosine == pytest.approx(usual.role_cosine, abs=1e-3)

@@ -36,17 +36,24 @@ def rows_reached(grad: Tensor) -> tuple[float, Tensor]:
     """
     norms = torch.linalg.vector_norm(grad, dim=1, dtype=wide(grad))
     reached = norms != 0
+    norm = float(torch.linalg.vector_norm(norms))
     if not bool(reached.all()):  # the squares of tiny entries vanish: the largest entry does not
-        reached = torch.linalg.vector_norm(grad, ord=float("inf"), dim=1) != 0
-    return float(torch.linalg.vector_norm(norms)), reached.nonzero().flatten()
+        largest = torch.linalg.vector_norm(grad, ord=float("inf"), dim=1)
+        reached = largest != 0
+        if not norm and bool(reached.any()):
+            norm = float(torch.linalg.vector_norm(grad[reached].double()))
+    return norm, reached.nonzero().flatten()
 
 
 def inner(a: Tensor, b: Tensor) -> float:
     """Inner product of two matrices of one shape, summed in float64, chunk by chunk."""
     rows = max(1, CHUNK // max(1, a.shape[1]))
-    return sum(
-        float((x.to(wide(x)) * y).sum(dtype=torch.float64)) for x, y in zip(a.split(rows), b.split(rows), strict=True)
-    )
+
+    def added(dtype: torch.dtype) -> float:
+        pairs = zip(a.split(rows), b.split(rows), strict=True)
+        return sum(float((x.to(dtype) * y).sum(dtype=torch.float64)) for x, y in pairs)
+
+    return added(wide(a)) or added(torch.float64)  # products of tiny entries vanish in float32
 
 
 def own_token(logits: Tensor, own: Tensor) -> tuple[float, float]:
