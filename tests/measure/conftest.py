@@ -7,6 +7,8 @@ NEEDED = {
     "test_gradient_check.py": ("torch",),
     "test_mixing.py": ("torch",),
     "test_over_time.py": ("torch",),
+    "parallel.py": ("torch",),
+    "test_parallel.py": ("torch",),
     "test_watch.py": ("torch", "transformers"),
     "test_split.py": ("torch", "transformers"),
     "test_bad_input.py": ("torch",),

@@ -27,7 +27,7 @@ from tiebeam.backends.torch.trace import Trace, trace
 from tiebeam.core.passes import ROLES, Passed, Request, Role, RoleRead, Sent, Wanted, wanted
 from tiebeam.core.targets import IGNORED, targets_of
 from tiebeam.errors import InputError
-from tiebeam.ir import Leaf
+from tiebeam.ir import Leaf, Op
 
 
 def differentiate(
@@ -65,7 +65,7 @@ class Objective:
     @classmethod
     def of(cls, traced: Trace, asked: Wanted, request: Request) -> "Objective":
         """The loss that the caller, the model or the tokens give, in this order."""
-        outputs, ids = traced.graph.outputs, traced.ids.get(-1 if asked.ids is None else asked.ids)
+        outputs, ids = traced.graph.outputs, tokens_read(traced, asked)
         if request.loss is not None:
             return cls("loss=", request.loss)
         if asked.loss is not None:
@@ -88,6 +88,17 @@ class Objective:
             return value.reshape(())
         exact = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
         return F.cross_entropy(exact.flatten(0, -2), self.targets.to(value.device), ignore_index=IGNORED)
+
+
+def tokens_read(traced: Trace, asked: Wanted) -> Tensor | None:
+    """The integers whose rows became the main table's logits; where they were distributed, as they came in."""
+    graph, value = traced.graph, asked.ids
+    while value is not None and value not in traced.ids:
+        node = graph.producer(value)
+        same = node is not None and node.op is Op.LAYOUT and len(node.inputs) == 1
+        before = node.inputs[0] if node is not None and same else None
+        value = before if before is not None and graph.values[before].shape == graph.values[value].shape else None
+    return None if value is None else traced.ids[value]
 
 
 class _Pass:
@@ -150,7 +161,7 @@ class _Pass:
 
     @property
     def _ids(self) -> Tensor | None:
-        return None if self.asked.ids is None else self.traced.ids.get(self.asked.ids)
+        return tokens_read(self.traced, self.asked)
 
     def _suspects(self, loss: float) -> str:
         """What else is not finite, for the message."""
@@ -184,10 +195,11 @@ class _Pass:
         tensor = self.traced.tensors[leaf.key]
         if not tensor.requires_grad:
             return None  # frozen, or a buffer: the facts of the table say so
-        if leaf.fetched or not tensor.is_leaf:
+        used = self.traced.used[leaf.key] if leaf.fetched else [tensor]
+        if len(used) > 1 or not used[0].is_leaf:
             self.notes.append(f"{leaf.name!r} lies elsewhere: a wrapper fetches it, and its gradient is not read")
             return None
-        return tensor
+        return used[0]
 
     def _places(self) -> dict[int, list[Place]]:
         """Where roles read each leaf, by the numbers of autograd's nodes."""

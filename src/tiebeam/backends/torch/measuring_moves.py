@@ -16,6 +16,7 @@ from tiebeam.backends.torch.containers import tensors_of
 from tiebeam.backends.torch.control import CONTROL
 from tiebeam.backends.torch.measuring import Objective
 from tiebeam.backends.torch.measuring_session import checkpoints_in_sight, gradients_aside
+from tiebeam.backends.torch.parts import sharded
 from tiebeam.backends.torch.roles import backward
 from tiebeam.backends.torch.schema import schema_of
 from tiebeam.backends.torch.session import neutral, unwrapped
@@ -159,6 +160,13 @@ def _sharp(graph: Graph) -> bool:
 
 
 def _copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    if name := next((n for n, p in model.named_parameters() if sharded(p)), None):
+        raise InputError(
+            f"{type(model).__name__} lies in shards, and a check moves rows of its table",
+            got=f"{name!r} of several processes",
+            expected="a model that is whole",
+            hint="check it before it is sharded",
+        )
     try:
         twin = copy.deepcopy(unwrapped(model))
     except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError) as error:

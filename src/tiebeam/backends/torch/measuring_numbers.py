@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tiebeam.backends.torch.parts import sharded
 from tiebeam.core.passes import Drift, Role, Sent
 
 ROWS = 64  # rows of logits compared at a time
@@ -15,7 +16,9 @@ CHUNK = 1 << 20  # elements of a table added or multiplied at a time: what a cac
 
 
 def dense(t: Tensor) -> Tensor:
-    """The tensor without sparsity."""
+    """The tensor without sparsity, and whole where it lies in shards: every process then has to ask for it."""
+    if sharded(t):
+        return t.full_tensor()
     return t.to_dense() if t.layout is not torch.strided else t
 
 
@@ -77,7 +80,8 @@ def own_token(logits: Tensor, own: Tensor) -> tuple[float, float]:
 
 def gram(table: Tensor, vocab_axis: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """`table.T @ table` of a (vocab, width) table, chunk by chunk."""
-    rows = table.detach() if vocab_axis == 0 else table.detach().mT
+    whole = dense(table.detach())
+    rows = whole if vocab_axis == 0 else whole.mT
     total = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64)
     for chunk in rows.split(max(1, CHUNK // max(1, rows.shape[1]))):
         exact = chunk.to(wide(chunk))
@@ -87,7 +91,7 @@ def gram(table: Tensor, vocab_axis: int) -> np.ndarray[Any, np.dtype[np.float64]
 
 def drift(before: Tensor, table: Tensor, vocab_axis: int, sent: Mapping[tuple[int, Role], Sent], index: int) -> Drift:
     """Where a table went, and how much of that is either role's descent."""
-    old, now = (t if vocab_axis == 0 else t.mT for t in (before, table.detach()))
+    old, now = (t if vocab_axis == 0 else t.mT for t in (dense(before), dense(table.detach())))
     change = now.to(wide(now)) - old.to(now.device, wide(now))
     norm, rows = rows_reached(change)
     size = float(torch.linalg.vector_norm(old, dtype=wide(old)))
@@ -109,6 +113,6 @@ def silent_rows(optimizer: Any, table: Tensor, vocab_axis: int) -> int | None:
         return None
     heard = torch.zeros(table.shape[vocab_axis], dtype=torch.bool, device=table.device)
     for moment in moments:
-        rows = moment if vocab_axis == 0 else moment.mT
+        rows = dense(moment) if vocab_axis == 0 else dense(moment).mT
         heard |= (torch.linalg.vector_norm(rows, ord=float("inf"), dim=1) != 0).to(heard.device)
     return int((~heard).sum())
