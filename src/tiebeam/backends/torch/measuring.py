@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from tiebeam.backends.torch.measuring_numbers import (
     CHUNK,
+    adds_up,
     dense,
     drift,
     gram,
@@ -227,13 +228,13 @@ class _Pass:
             keys = [k for k in dict.fromkeys(r.leaf for r in reads) if k in leaves]
             if not keys:
                 continue
-            unaccounted[table] = max(leaves[k].unaccounted() for k in keys)
             both = {role: self._of(role, reads, leaves) for role in ROLES}
             rows: dict[Role, Tensor] = {}
             for role, grad in both.items():
                 if grad is not None:
                     norm, rows[role] = rows_reached(grad)
                     sent[table, role] = Sent(norm, len(rows[role]), grad)
+            unaccounted[table] = max(leaves[k].unaccounted(rows.get("lookup")) for k in keys)
             lookup, readout = both["lookup"], both["readout"]
             if lookup is not None and readout is not None and lookup.shape == readout.shape:
                 size = sent[table, "lookup"].norm * sent[table, "readout"].norm
@@ -288,13 +289,19 @@ class _Leaf:
             whole = whole.squeeze(next(i for i, n in enumerate(whole.shape) if n == 1))
         return whole if self.vocab_axis == 0 else whole.mT
 
-    def unaccounted(self) -> float:
-        """Share of the gradient's norm that the two roles do not add up to."""
+    def unaccounted(self, looked_up: Tensor | None) -> float:
+        """Share of the gradient's norm that the two roles do not add up to.
+
+        Args:
+            looked_up: Rows outside of which the lookup sends nothing, where that is known.
+        """
         if self.whole is None:
             return 0.0
         whole, known = dense(self.whole), [dense(g) for k, g in self.arrivals.sent if k != "other"]
         if not known:
             return 1.0 if bool(whole.any()) else 0.0
+        if looked_up is not None and self.vocab_axis == 0 and whole.ndim == 2 and self._exact(whole, looked_up):
+            return 0.0
         off = norm = 0.0
         rows = max(1, CHUNK // max(1, whole[:1].numel()))
         for part, *sent in zip(*(t.split(rows) for t in (whole, *known)), strict=True):
@@ -304,6 +311,13 @@ class _Leaf:
         if off:
             norm = float(torch.linalg.vector_norm(whole, dtype=wide(whole)))
         return off / norm if norm else off
+
+    def _exact(self, whole: Tensor, looked_up: Tensor) -> bool:
+        """Whether one arrival of each role adds up to the gradient to the last bit, where few rows are looked up."""
+        if sorted(k for k, _ in self.arrivals.sent) != ["lookup", "readout"]:
+            return False
+        sent = {k: dense(g) for k, g in self.arrivals.sent}
+        return adds_up(whole, sent["lookup"], sent["readout"], looked_up)
 
 
 def _scalar(value: Any, what: str) -> Tensor:
