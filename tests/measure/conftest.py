@@ -7,6 +7,7 @@ NEEDED = {
     "test_gradient_check.py": ("torch",),
     "test_mixing.py": ("torch",),
     "test_over_time.py": ("torch",),
+    "test_check_architectures.py": ("torch", "transformers"),
     "parallel.py": ("torch",),
     "test_parallel.py": ("torch",),
     "test_watch.py": ("torch", "transformers"),
