@@ -10,6 +10,7 @@ NEEDED = {
     "test_check_architectures.py": ("torch", "transformers"),
     "parallel.py": ("torch",),
     "test_parallel.py": ("torch",),
+    "test_training.py": ("torch",),
     "test_watch.py": ("torch", "transformers"),
     "test_split.py": ("torch", "transformers"),
     "test_bad_input.py": ("torch",),

@@ -97,6 +97,12 @@ class Moves:
         self.std = float(torch.linalg.vector_norm(rows)) / max(1, rows.numel()) ** 0.5 or 1.0
         self._objective = Objective.of(traced, asked, request)
         loss = self._objective(result, returned)
+        if not bool(torch.isfinite(loss.detach())):
+            raise InputError(
+                "the loss is not finite: it has no slope to compare with",
+                got=f"a loss of {float(loss.detach())}",
+                hint="tiebeam.measure(model, batch) says what else is not",
+            )
         exact = loss.dtype if _sharp(traced.graph) else torch.float32
         self.step, self.eps = STEPS.get(exact, 5e-2), torch.finfo(exact).eps / 2
         if exact != loss.dtype:
