@@ -135,8 +135,8 @@ def _table(facts: OptimizerFacts, table: Table, owner: str) -> Iterator[Finding]
                 "table-not-stepped", "error", owner,
                 f"the table {owner!r} is trainable and in no group of the optimizer: it stays as it is",
                 fix=facts.fixes.rebuild(),
-                hint="make it with tiebeam.torch.param_groups or the optimizer() of tiebeam.jax or tiebeam.keras, then its "
-                "schedule",
+                hint="make it with tiebeam.torch.param_groups or the optimizer() of tiebeam.jax or tiebeam.keras, then "
+                "its schedule",
             )  # fmt: skip
         return
     if len(homes) > 1:
@@ -217,8 +217,8 @@ def _rate(facts: OptimizerFacts, table: Table, owner: str, home: int, c: float) 
             f"the table {owner!r} is trained at {have:.4g} times the rate of the rest; for its scale, c = {c:.4g}, "
             f"{law.name} wants {want:.4g} times",
             fix=facts.fixes.regroup(owner, home, **settings),
-            hint="make it with tiebeam.torch.param_groups or the optimizer() of tiebeam.jax or tiebeam.keras, then its "
-                "schedule",
+            hint="make it with tiebeam.torch.param_groups or the optimizer() of tiebeam.jax or tiebeam.keras, then "
+                "its schedule",
         )  # fmt: skip
         return
     off = [f"{k} {have:g} where {settings[k]:g} follows" for k, have in _unscaled(group, settings)]

@@ -8,8 +8,13 @@ import tensorflow as tf
 from tiebeam.backends.keras.common import KerasModel
 from tiebeam.backends.keras.tensorflow import weights
 from tiebeam.backends.keras.tensorflow.leaves import copies_of
+from tiebeam.backends.keras.tensorflow.measuring import differentiate
+from tiebeam.backends.keras.tensorflow.measuring_moves import Moves
 from tiebeam.backends.keras.tensorflow.program import Program, program_of
-from tiebeam.backends.keras.tensorflow.trace import Trace, measuring, trace
+from tiebeam.backends.keras.tensorflow.recall import recalled
+from tiebeam.backends.keras.tensorflow.trace import Trace, measuring, placed, trace
+from tiebeam.core.gradient_check import MovableTable
+from tiebeam.core.passes import Passed, Request, Wanted
 from tiebeam.ir import Leaf
 
 
@@ -40,6 +45,21 @@ class TensorflowModel(KerasModel):
             self._programs.append((args, kwargs, program))
         noted: Trace = self.noted(trace(program, self, logits=logits, measure=measure))
         return noted
+
+    def differentiate(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], request: Request
+    ) -> tuple[Trace, Wanted, Passed]:
+        """One forward and one backward pass; see `protocol.Differentiable`."""
+        program = recalled(self, args, kwargs)
+        traced, asked, passed = differentiate(program, placed(program, self), request)
+        return self.noted(traced), asked, passed
+
+    def movable(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], request: Request
+    ) -> tuple[MovableTable, tuple[str, ...]]:
+        """The main table, moved in the graph alone."""
+        program = recalled(self, args, kwargs)
+        return Moves(program, placed(program, self), request), ()
 
     def weights(self, traced: Trace) -> weights.TensorflowWeights:
         return weights.TensorflowWeights({key: held.variable for key, held in traced.variables.items()})
