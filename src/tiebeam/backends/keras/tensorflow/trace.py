@@ -212,14 +212,14 @@ def placed(program: Program, view: KerasModel) -> Placed:
     """Lower a program with the weights as they are; as before, where no number that it depends on has changed."""
     facts = [_vector_facts(v) for v in program.variables.values()]
     key = [[(n, np.asarray(f).tobytes()) for n, f in several.items()] for several in facts]
-    before, kept = program.compiled.get("placed", (None, None))
-    if before == key:
-        return replace(kept, graph=replace(kept.graph, repeats=_repeats(program.inputs)))
+    kept: tuple[Any, Placed] | None = program.compiled.get("placed")
+    if kept is not None and kept[0] == key:
+        return replace(kept[1], graph=replace(kept[1].graph, repeats=_repeats(program.inputs)))
     low, variables, inputs = _lowered(program, view)
-    settled = bool(_unsettled(low))
+    settled = any(low.drafts[v].leafy for v in _unsettled(low))
     _settle_numbers(low, program)
     reading = _reading(low, program, variables, inputs)
     made = Placed(reading.graph, variables, reading.tensors, low.operations)
-    if not settled:
+    if not settled:  # by the weights
         program.compiled["placed"] = key, made
     return made
