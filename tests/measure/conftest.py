@@ -10,6 +10,9 @@ NEEDED = {
     "test_watch.py": ("torch", "transformers"),
     "test_split.py": ("torch", "transformers"),
     "test_bad_input.py": ("torch",),
+    "test_contract_torch.py": ("torch",),
+    "test_contract_jax.py": ("jax", "flax", "equinox"),
+    "test_jax.py": ("jax", "flax", "equinox"),
     "test_real_architectures.py": ("torch", "transformers"),
 }
 collect_ignore = [file for file, names in NEEDED.items() if not all(importlib.util.find_spec(name) for name in names)]

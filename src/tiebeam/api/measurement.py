@@ -12,7 +12,7 @@ from tiebeam.backends import resolve
 from tiebeam.backends.protocol import Differentiable, Model, Movable, RefusedError
 from tiebeam.core.gradient_check import GradientCheck, check
 from tiebeam.core.measurement import Measurement, assemble
-from tiebeam.core.passes import Request
+from tiebeam.core.passes import OwnLoss, Request
 from tiebeam.core.records import barriers
 from tiebeam.core.tables import build_tables
 from tiebeam.errors import BackendError, InputError
@@ -144,12 +144,12 @@ def _prepared(
         raise BackendError(
             f"models of {backend.framework} cannot be measured yet",
             got=backend.name,
-            expected="a PyTorch model, or a Keras model that runs on PyTorch",
+            expected="a model of PyTorch, JAX or Keras on JAX",
         )
     given, labels, mask = _targets_apart(backend, batch)
     args, kwargs = backend.arguments(given)
     _check_filled([*args, *kwargs.values()])
-    own = None if loss is None else lambda output: loss(output, batch)
+    own = None if loss is None else OwnLoss(loss, batch)
     return backend, args, kwargs, Request(own, labels, mask, **asked)
 
 

@@ -65,24 +65,25 @@ def wanted_of(graph: Graph, *, logits: bool) -> Wanted:
 
 def evaluator(closed: Any, frame: Frame, wanted: Wanted) -> Callable[..., dict[str, Any]]:
     """A compiled function of the program's arguments that returns the measurements."""
+    return jax.jit(lambda args: evaluated(frame, closed.consts, args, wanted))
 
-    def run(args: Sequence[Any]) -> dict[str, Any]:
-        sink: Sink = {}
-        interpreter = Interpreter(wanted.moments, wanted.whole, wanted.numbers)
-        interpreter.run(frame, closed.consts, args, sink)
-        moments = {v: sink["moments", v] for v in wanted.moments if ("moments", v) in sink}
-        cosines = {}
-        for node, stream, rows in wanted.cosines:
-            # Parts of arrays lie in another order than the arrays: only parts compare with parts.
-            if any(("whole", v) not in sink for v in (stream, rows)) or not interpreter.together(stream, rows):
-                continue
-            (weight, a), (other, b) = sink["whole", stream], sink["whole", rows]
-            if (cosine := _cosine(a, b)) is not None:
-                cosines[f"{node} {stream}"] = (jnp.min(weight) * jnp.min(other), cosine)
-        numbers = {v: sink["whole", v] for v in wanted.numbers if ("whole", v) in sink}
-        return {"moments": moments, "cosines": cosines, "numbers": numbers}
 
-    return jax.jit(run)
+def evaluated(frame: Frame, consts: Sequence[Any], args: Sequence[Any], wanted: Wanted) -> dict[str, Any]:
+    """Run a program and return the measurements."""
+    sink: Sink = {}
+    interpreter = Interpreter(wanted.moments, wanted.whole, wanted.numbers)
+    interpreter.run(frame, consts, args, sink)
+    moments = {v: sink["moments", v] for v in wanted.moments if ("moments", v) in sink}
+    cosines = {}
+    for node, stream, rows in wanted.cosines:
+        # Parts of arrays lie in another order than the arrays: only parts compare with parts.
+        if any(("whole", v) not in sink for v in (stream, rows)) or not interpreter.together(stream, rows):
+            continue
+        (weight, a), (other, b) = sink["whole", stream], sink["whole", rows]
+        if (cosine := _cosine(a, b)) is not None:
+            cosines[f"{node} {stream}"] = (jnp.min(weight) * jnp.min(other), cosine)
+    numbers = {v: sink["whole", v] for v in wanted.numbers if ("whole", v) in sink}
+    return {"moments": moments, "cosines": cosines, "numbers": numbers}
 
 
 def numbers_of(found: Mapping[str, Any]) -> dict[int, Any]:
