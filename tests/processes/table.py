@@ -84,6 +84,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "tests/measure/test_core.py": (NEUTRAL,),
     "tests/measure/test_contract_jax.py": JAX,
     "tests/measure/test_jax.py": JAX,
+    "tests/measure/test_contract_keras.py": KERAS,
+    "tests/measure/test_keras.py": KERAS,
     "tests/optim": TORCH,
     "tests/optim/test_rules.py": (NEUTRAL,),
     "tests/optim/test_optax.py": JAX,

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -61,8 +62,7 @@ class Pass:
             for r in self.split.lost
         ]
         self.tables = {r.table: (r.leaf, r.vocab_axis) for r in self.asked.reads}
-        targets, (own, rows) = self.objective.targets, self._own_rows()
-        self.given = [np.zeros(0, np.int64) if targets is None else targets, own, rows]
+        self.own = self._own_rows()
 
     def _integers(self) -> Any:
         """The tokens that belong to the rows of the logits."""
@@ -86,32 +86,36 @@ class Pass:
 
     def run(self) -> dict[str, Any]:
         """Run it, by a function that was made for such a pass before, where there is one."""
-        key = self._key()
+        given = list(map(tf.convert_to_tensor, self.objective.given))
+        key = self._key(given)
         function = None if key is None else self.program.compiled.get(key)
         if function is None:
             names = [*self.program.outputs, *self.evaluator.tensors]
-            counts = (len(self.given[0]), None, None)
-            function = self.split.function(names, self._read, specs=[tf.TensorSpec((n,), tf.int64) for n in counts])
+            own = [tf.TensorSpec((None,), tf.int64)] * len(self.own)
+            function = self.split.function(names, self._read, specs=[*own, *map(tf.TensorSpec.from_tensor, given)])
             if key is not None:
                 self.program.compiled[key] = function
-        made = sizes.run(self.program, function, *map(tf.constant, self.given))
+        made = sizes.run(self.program, function, *map(tf.constant, self.own), *given)
         found: dict[str, Any] = tf.nest.map_structure(lambda t: t.numpy(), made)
         return found
 
-    def _key(self) -> Any:
-        """What the function depends on, the arrays aside; None where it holds arrays of the caller's."""
-        if self.request.loss is not None or self.request.since is not None:
+    def _key(self, given: Sequence[Any]) -> Any:
+        """What the function depends on, arrays aside; None where it holds some of the caller's."""
+        if self.request.since is not None:
             return None
+        loss = self.objective.own
+        kinds = tuple((t.dtype, tuple(t.shape)) for t in given)
+        batch = None if loss is None else (loss.function, repr(keras.tree.map_structure(_kind, loss.batch)))
         operations = tuple(self.placed.operations[r.node] for r in self.reads)
         names = tuple(self.placed.tensors[v] for v in sorted(self.what.ids()))
-        own = (self.objective.at, len(self.given[0]), self.request.keep, self.request.gram)
+        own = (self.objective.at, batch, kinds, self.request.keep, self.request.gram)
         return (own, tuple(self.asked.reads), operations, self.asked.logits, self.what, names)
 
     def whole(self, leaf: int) -> Any:
         """A leaf's gradient as TensorFlow adds it up, (vocab, width)."""
 
         def read(found: Sequence[Any], handles: Mapping[int, Any], tables: Mapping[Key, Any]) -> Any:
-            return self._gradients(self.objective(self.program, found, self.given[0]), handles, {})[1][leaf]
+            return self._gradients(self.objective(self.program, found, self.objective.given), handles, {})[1][leaf]
 
         return sizes.run(self.program, self.split.function(self.program.outputs, read)).numpy()
 
@@ -120,14 +124,15 @@ class Pass:
     ) -> dict[str, Any]:
         """Everything that is read off the run, added to its graph."""
         returned = found[: len(self.program.outputs)]
-        loss = self.objective(self.program, returned, given[0])
+        own, rows, *more = given
+        loss = self.objective(self.program, returned, more)
         graph = self.placed.graph
         result: dict[str, Any] = {"loss": loss, "sizes": self.evaluator.read(found[len(returned) :])}
         if self.asked.logits is not None:
             logits = returned[graph.outputs.index(self.asked.logits)]
             result["finite"] = tf.reduce_all(tf.math.is_finite(logits))
             if self.ids is not None:
-                result["own"] = numbers.own_token(logits, *given[1:])
+                result["own"] = numbers.own_token(logits, own, rows)
         grads, whole = self._gradients(loss, handles, tables)
         result["sent"] = {k: numbers.row_sizes(g) for k, g in grads.items()}
         both = {leaf for leaf, role in grads if (leaf, "lookup") in grads and (leaf, "readout") in grads}
@@ -221,7 +226,7 @@ class Pass:
         if not math.isfinite(loss):
             raise InputError("the loss is not finite", got=self._suspects(found), hint="tiebeam.inspect(model, inputs)")
         sent, cosine = self._sent(found)
-        own = found.get("own") if len(self.given[1]) else None
+        own = found.get("own") if len(self.own[0]) else None
         return Passed(
             loss=loss,
             targets=self.objective.said,
@@ -295,6 +300,10 @@ class Pass:
                 heard = tf.reduce_any([tf.reduce_any(r != 0, axis=1) for r in rows], axis=0)
                 counts[i] = int(tf.reduce_sum(tf.cast(~heard, tf.int32)))
         return counts
+
+
+def _kind(value: Any) -> str:
+    return "array" if tf.is_tensor(value) or isinstance(value, np.ndarray) else repr(value)
 
 
 def _moved(before: Any, now: Any, grads: Mapping[Role, Any]) -> dict[str, Any]:

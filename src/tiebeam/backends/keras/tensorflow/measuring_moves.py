@@ -70,7 +70,7 @@ class Moves:
         self._dtype = table.dtype.as_numpy_dtype
 
     def _loss(self, found: Any, handles: Any, tables: Any, *moves: Any) -> Any:
-        return self._pass.objective(self.program, found, self._pass.given[0])
+        return self._pass.objective(self.program, found, self._pass.objective.given)
 
     def _moved(self, key: Key, table: Any, row: Any, *moves: Any) -> Any:
         """The table with a row moved by what this role is to be moved by."""

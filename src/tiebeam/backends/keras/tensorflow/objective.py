@@ -1,14 +1,15 @@
 """The loss of a pass, as a function of what the model returned."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tiebeam.backends.keras.tensorflow.program import Program
-from tiebeam.core.passes import Request, Wanted
+from tiebeam.core.passes import OwnLoss, Request, Wanted
 from tiebeam.core.targets import IGNORED, Ints, targets_of
 from tiebeam.errors import InputError
 from tiebeam.ir import Graph
@@ -20,13 +21,13 @@ class Objective:
 
     Attributes:
         said: Where the right tokens came from.
-        own: The caller's function, or None.
+        own: The caller's function and its batch, or None.
         at: Else which returned tensor is the loss, or the logits that `targets` belong to.
         targets: One for each row of the logits, or None.
     """
 
     said: str
-    own: Callable[[Any], Any] | None = None
+    own: OwnLoss | None = None
     at: int = -1
     targets: Ints | None = None
 
@@ -54,22 +55,37 @@ class Objective:
         right, said = targets_of(ids, request.labels, request.mask, rows)
         return cls(said, at=graph.outputs.index(asked.logits), targets=right.reshape(-1))
 
-    def __call__(self, program: Program, returned: Sequence[Any], targets: Any) -> Any:
+    @property
+    def given(self) -> list[Any]:
+        """Arrays that it needs: arguments of the function, so that another batch makes no graph."""
+        if self.own is not None:
+            return [v for v in keras.tree.flatten(self.own.batch) if _is_array(v)]
+        return [] if self.targets is None else [self.targets]
+
+    def __call__(self, program: Program, returned: Sequence[Any], given: Sequence[Any]) -> Any:
         """Add the loss to the graph in which the tensors `returned` are.
 
         Args:
-            targets: As `self.targets`, int64, one for each row; no matter what where there are none.
+            given: As `self.given`.
         """
         if self.own is not None:
-            return _scalar(self.own(_as_returned(program.output, list(returned))), "what loss= returned")
+            left = list(given)
+            batch = keras.tree.map_structure(lambda v: left.pop(0) if _is_array(v) else v, self.own.batch)
+            output = _as_returned(program.output, list(returned))
+            return _scalar(self.own.function(output, batch), "what loss= returned")
         value = returned[self.at]
         if self.targets is None:
             return tf.reshape(value, ())
         exact = tf.cast(value, tf.float32) if value.dtype in (tf.float16, tf.bfloat16) else value
         flat = tf.reshape(exact, (-1, exact.shape[-1]))
+        [targets] = given
         counted = targets != IGNORED
         lost = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.maximum(targets, 0), logits=flat)
         return tf.reduce_sum(tf.where(counted, lost, 0)) / tf.cast(tf.math.count_nonzero(counted), lost.dtype)
+
+
+def _is_array(value: Any) -> bool:
+    return tf.is_tensor(value) or isinstance(value, np.ndarray)
 
 
 def _as_returned(output: Any, tensors: list[Any]) -> Any:
