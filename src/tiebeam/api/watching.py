@@ -67,7 +67,7 @@ class Watch:
             raise BackendError(
                 "a watch holds the model that is trained",
                 got=f"{type(model).__name__}, of which each step makes a new one",
-                expected="a PyTorch model, or a Keras model that runs on PyTorch",
+                expected="a model of PyTorch or Keras",
             )
         self.model, self.every, self.log, self.loss = model, every, log, loss
         self.path = None if path is None else Path(path)
@@ -117,6 +117,54 @@ class Watch:
 
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 watch(state.global_step, batch)
+
+        return WatchCallback()
+
+    def keras_callback(self, batch: Any) -> Any:
+        """A callback for `model.fit` that measures one and the same batch as training goes on.
+
+        It measures before the first step and after every `every`-th, counted over epochs and calls of `fit`, on each
+        framework that Keras runs on. Models that are compiled with `steps_per_execution` are seen at the first chance
+        after each.
+
+        Args:
+            batch: As for `measure`: token ids, or `(ids, labels)`. A callback is not shown the batches that are trained
+                on; one that stays the same makes the figures comparable.
+
+        Example:
+            >>> import keras, numpy as np, tiebeam
+            >>> from tiebeam.zoo.keras.gpt import gpt
+            >>> model, ids = gpt("C", vocab=50, width=16, layers=1), np.arange(24).reshape(4, 6)
+            >>> model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+            >>> watch = tiebeam.Watch(model, every=2)
+            >>> callbacks = [watch.keras_callback(ids)]
+            >>> _ = model.fit(ids[:, :-1], ids[:, 1:], batch_size=1, callbacks=callbacks, verbose=0)
+            >>> [step for step, _ in watch.history]
+            [0, 2, 4]
+        """
+        from keras.callbacks import Callback
+
+        watch = self
+
+        class WatchCallback(Callback):  # type: ignore[misc]  # Keras is Any here
+            def __init__(self) -> None:
+                super().__init__()
+                self.done, self.before = 0, 0
+
+            def on_train_begin(self, logs: Any = None) -> None:
+                if not self.done:
+                    watch(0, batch)
+
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                self.before = self.done
+
+            def on_train_batch_end(self, number: int, logs: Any = None) -> None:
+                passed, self.done = self.done, self.before + number + 1
+                due = self.done // watch.every * watch.every
+                if due > passed:
+                    # On JAX the step's result is not in the model's variables yet.
+                    getattr(self.model, "jax_state_sync", lambda: None)()
+                    watch(due, batch)
 
         return WatchCallback()
 
