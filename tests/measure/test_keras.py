@@ -246,3 +246,41 @@ def test_fit_is_watched(tmp_path: Path) -> None:
     losses = [found.initial_loss for _, found in watch.history]
     assert len(set(losses)) == len(losses)  # the weights of that very step, on JAX too
     assert losses[-1] < losses[0]
+
+
+def gated_read(model: Any, h: Any) -> Any:
+    """TensorFlow writes the gradient of silu by hand."""
+    return ops.matmul(ops.silu(h), ops.transpose(table(model)))
+
+
+def test_gradients_that_the_framework_wrote_by_hand_are_followed() -> None:
+    model = built(read=gated_read)
+    [want] = gradients(model, [table(model)], IDS)
+    found = tiebeam.measure(model, IDS, grad=True)
+    total = sum(numbers(found.roles[role].grad) for role in ("lookup", "readout"))
+    np.testing.assert_allclose(total, want, rtol=1e-4, atol=1e-7)
+    assert found.tables[0].unaccounted == pytest.approx(0.0, abs=1e-6)
+    assert tiebeam.check_gradients(model, IDS, rows=1).ok
+
+
+@ops.custom_gradient
+def whole_product(h: Any, rows: Any) -> Any:
+    """A fused head that is right."""
+    out = ops.matmul(h, ops.transpose(rows))
+
+    def backward(*args: Any, upstream: Any = None) -> Any:
+        (upstream,) = args or (upstream,)
+        flat, hidden = ops.reshape(upstream, (-1, VOCAB)), ops.reshape(h, (-1, WIDTH))
+        return ops.matmul(upstream, rows), ops.matmul(ops.transpose(flat), hidden)
+
+    return out, backward
+
+
+@pytest.mark.skipif(RUNNING == "torch", reason="tests/measure/test_split.py has PyTorch's own functions")
+def test_a_fused_head_is_a_readout() -> None:
+    model = built(read=lambda model, h: whole_product(h, ops.convert_to_tensor(table(model))))
+    plain, fused = (tiebeam.measure(m, IDS, grad=True) for m in (built(read=plain_read), model))
+    for role in ("lookup", "readout"):
+        want, got = (numbers(m.roles[role].grad) for m in (plain, fused))
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-7)
+    assert tiebeam.check_gradients(model, IDS, rows=1).ok

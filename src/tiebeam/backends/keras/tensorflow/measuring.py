@@ -18,19 +18,29 @@ from tiebeam.backends.keras.tensorflow import measure as sizes
 from tiebeam.backends.keras.tensorflow import measuring_numbers as numbers
 from tiebeam.backends.keras.tensorflow.objective import Objective
 from tiebeam.backends.keras.tensorflow.program import Program
-from tiebeam.backends.keras.tensorflow.split import Key, split
+from tiebeam.backends.keras.tensorflow.split import Again, Key, split
 from tiebeam.backends.keras.tensorflow.trace import Placed, Trace
 from tiebeam.core.passes import ROLES, Drift, Passed, Request, Role, Sent, Wanted, wanted
 from tiebeam.errors import InputError
 from tiebeam.ir import Leaf
 
 
-def differentiate(program: Program, placed: Placed, request: Request) -> tuple[Trace, Wanted, Passed]:
+def differentiate(program: Program, placed: Placed, request: Request, again: Again) -> tuple[Trace, Wanted, Passed]:
     """Run a model once forward and once backward; see `protocol.Differentiable`."""
-    made = Pass(program, placed, request)
+    made = Pass(program, placed, request, again)
     found = made.run()
     graph = replace(placed.graph, **sizes.facts_of(made.measured(found["sizes"]), made.what))
     return Trace(graph, placed.variables), wanted(graph), made.answer(found)
+
+
+def integers(program: Program, placed: Placed, values: Sequence[int]) -> dict[int, Any]:
+    """Token ids of a program, by value: inputs, or computed from them."""
+    found = {v: t.numpy() for v, t in zip(placed.graph.inputs, program.inputs, strict=True) if v in values}
+    others = frozenset(values).difference(found)
+    if others:
+        made = sizes.measured(program, sizes.Wanted(numbers=others), {v: placed.tensors[v] for v in others})
+        found |= made["numbers"]
+    return found
 
 
 class Pass:
@@ -39,12 +49,13 @@ class Pass:
     Args:
         placed: The program's graph.
         request: What the caller asks.
+        again: As `Split.again`.
 
     Raises:
         InputError: The batch holds no targets, or the loss is none.
     """
 
-    def __init__(self, program: Program, placed: Placed, request: Request) -> None:
+    def __init__(self, program: Program, placed: Placed, request: Request, again: Again) -> None:
         self.program, self.placed, self.request = program, placed, request
         graph = placed.graph
         self.asked = wanted(graph)
@@ -55,7 +66,7 @@ class Pass:
         self._leaves: dict[int, Leaf] = {v.leaf.key: v.leaf for v in graph.values if v.leaf is not None}
         self.axes = {r.leaf: r.vocab_axis for r in self.asked.reads}
         self.reads = [r for r in self.asked.reads if self._leaves[r.leaf].trainable]
-        self.split = split(program, placed, self.reads)
+        self.split = split(program, placed, self.reads, again)
         self.notes: list[str] = [
             f"{self._leaves[r.leaf].name!r}: what its {r.role} sends cannot be told apart inside "
             f"{placed.operations[r.node]!r}"
@@ -69,8 +80,7 @@ class Pass:
         v = self.asked.ids
         if v is None:
             return None
-        found = sizes.measured(self.program, sizes.Wanted(numbers=frozenset({v})), {v: self.placed.tensors[v]})
-        return found["numbers"].get(v)
+        return integers(self.program, self.placed, [v]).get(v)
 
     def _own_rows(self) -> tuple[Any, Any]:
         """Tokens just read and the rows of the logits that they belong to, where they count; int64."""

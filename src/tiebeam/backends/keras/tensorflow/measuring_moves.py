@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from tiebeam.backends.keras.tensorflow import measure as sizes
 from tiebeam.backends.keras.tensorflow import measuring_numbers as numbers
-from tiebeam.backends.keras.tensorflow.measuring import Pass
+from tiebeam.backends.keras.tensorflow.measuring import Pass, integers
 from tiebeam.backends.keras.tensorflow.program import Program
-from tiebeam.backends.keras.tensorflow.split import Key
+from tiebeam.backends.keras.tensorflow.split import Again, Key
 from tiebeam.backends.keras.tensorflow.trace import Placed
 from tiebeam.core.passes import ROLES, Request
 from tiebeam.errors import InputError
@@ -24,13 +24,14 @@ class Moves:
 
     Args:
         request: What the loss is.
+        again: As `Split.again`.
 
     Raises:
         InputError: No table is read in both roles through one variable, or it cannot be moved in one alone.
     """
 
-    def __init__(self, program: Program, placed: Placed, request: Request) -> None:
-        self.program, self._pass = program, Pass(program, placed, request)
+    def __init__(self, program: Program, placed: Placed, request: Request, again: Again) -> None:
+        self.program, self._pass = program, Pass(program, placed, request, again)
         asked, split = self._pass.asked, self._pass.split
         main = asked.main[0]
         reads = [r for r in asked.reads if r.table == main]
@@ -60,9 +61,7 @@ class Moves:
         exact = "float64" if narrow == "float64" and held.variable.dtype == tf.float64 else "float32"
         self.step, self.eps = STEPS[exact], float(np.finfo(exact).eps) / 2
         ids = [r.ids for r in reads if r.ids is not None]
-        found = sizes.measured(program, sizes.Wanted(numbers=frozenset(ids)), {v: placed.tensors[v] for v in ids})[
-            "numbers"
-        ]
+        found = integers(program, placed, ids)
         looked_up = {int(i) for array in found.values() for i in np.asarray(array).reshape(-1)}
         self.held = tuple(sorted(i for i in looked_up if 0 <= i < self.vocab))
         self._gradient = self._pass.whole(self._leaf)

@@ -11,7 +11,7 @@ from tiebeam.backends.keras.tensorflow.leaves import copies_of
 from tiebeam.backends.keras.tensorflow.measuring import differentiate
 from tiebeam.backends.keras.tensorflow.measuring_moves import Moves
 from tiebeam.backends.keras.tensorflow.program import Program, program_of
-from tiebeam.backends.keras.tensorflow.recall import recalled
+from tiebeam.backends.keras.tensorflow.recall import calling, recalled
 from tiebeam.backends.keras.tensorflow.trace import Trace, measuring, placed, trace
 from tiebeam.core.gradient_check import MovableTable
 from tiebeam.core.passes import Passed, Request, Wanted
@@ -51,7 +51,7 @@ class TensorflowModel(KerasModel):
     ) -> tuple[Trace, Wanted, Passed]:
         """One forward and one backward pass; see `protocol.Differentiable`."""
         program = recalled(self, args, kwargs)
-        traced, asked, passed = differentiate(program, placed(program, self), request)
+        traced, asked, passed = differentiate(program, placed(program, self), request, calling(self, args, kwargs))
         return self.noted(traced), asked, passed
 
     def movable(
@@ -59,7 +59,7 @@ class TensorflowModel(KerasModel):
     ) -> tuple[MovableTable, tuple[str, ...]]:
         """The main table, moved in the graph alone."""
         program = recalled(self, args, kwargs)
-        return Moves(program, placed(program, self), request), ()
+        return Moves(program, placed(program, self), request, calling(self, args, kwargs)), ()
 
     def weights(self, traced: Trace) -> weights.TensorflowWeights:
         return weights.TensorflowWeights({key: held.variable for key, held in traced.variables.items()})

@@ -6,7 +6,7 @@ Python it looks at counts as it was. Nothing is kept of a model that is gone.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tiebeam.backends.keras.common import KerasModel
 from tiebeam.backends.keras.tensorflow.program import Program, program_of
+from tiebeam.backends.keras.untouched import untouched
 
 KEPT = 4  # of one model
 
@@ -38,6 +39,29 @@ def recalled(view: KerasModel, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         while len(kept) > KEPT:
             kept.popitem(last=False)
     return program
+
+
+def calling(view: KerasModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Sequence[Any]], list[str]]:
+    """What calls a model as `program_of` does, on tensors of the graph at hand: the names of what it returned."""
+    arguments = (args, dict(kwargs))
+
+    def again(tensors: Sequence[Any]) -> list[str]:
+        left = list(tensors)
+
+        def joined(leaf: Any) -> Any:
+            if not tf.is_tensor(leaf):
+                return leaf
+            parts = [left.pop(0) for _ in tf.nest.flatten(leaf, expand_composites=True)]
+            return tf.nest.pack_sequence_as(leaf, parts, expand_composites=True)
+
+        own_args, own_kwargs = keras.tree.map_structure(joined, arguments)
+        with untouched(view.model):
+            out = view.model(*own_args, **own_kwargs)
+        leaves = [v for v in keras.tree.flatten(out) if tf.is_tensor(v)]
+        parts = [t for v in leaves for t in tf.nest.flatten(v, expand_composites=True)]
+        return [tf.identity(tf.convert_to_tensor(t)).name for t in parts]
+
+    return again
 
 
 def _key(view: KerasModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
