@@ -38,7 +38,7 @@ def measure(
     gradients are those of the loss itself, of this batch alone.
 
     Args:
-        model: A PyTorch `nn.Module` with values.
+        model: A PyTorch `nn.Module` with values; in JAX a linen, nnx or Equinox module, or a function of params.
         batch: What the model takes, as `inspect` takes it. `labels` in a dict, or one argument more than forward has,
             are the right tokens where the model does not take them; a position of -100 does not count. Labels that
             repeat the ids are moved by one.
@@ -49,8 +49,8 @@ def measure(
         spectrum: Decompose the tables' (width, width) Gram matrices, for `tables[0].spectrum`.
         since: Copies of tables at an earlier time, by name, as they lie in memory; `tables[0].drift` says where they
             went: along the readout's descent, or the lookup's.
-        optimizer: The one that trains the model: rows whose state is zero throughout got no gradient so far, and
-            `tables[0].silent_rows` counts them.
+        optimizer: The one that trains the model, in JAX its state: rows whose state is zero throughout got no gradient
+            so far, and `tables[0].silent_rows` counts them.
 
     Returns:
         The figures. What cannot be told is None, with the reason in `notes`.

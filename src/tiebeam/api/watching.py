@@ -10,7 +10,7 @@ from tiebeam.api.measurement import Loss, measure
 from tiebeam.backends import entry_of
 from tiebeam.core.measurement import Measurement
 from tiebeam.core.watching import Alarms
-from tiebeam.errors import BackendError, InputError, RangeError
+from tiebeam.errors import InputError, RangeError
 
 Log = Callable[[dict[str, Any]], object]
 
@@ -26,6 +26,10 @@ class Watch:
     once; training goes on. It warns once when a tie breaks, when a role sends no gradient any more, and when the token
     just read still ranks first after 100 steps.
 
+    In JAX a step makes new arrays, so they come with each call: `watch(step, batch, params=params)` where they stand
+    beside the model, `watch(step, batch, model=model)` where it holds them and is a new one (Equinox). Call it before
+    the step that they are donated to.
+
     Args:
         model: As for `measure`.
         every: Steps from one measurement to the next.
@@ -38,7 +42,7 @@ class Watch:
 
     Raises:
         RangeError: `every` is below 1.
-        BackendError: The model's arrays do not change, as in JAX; or it is of no framework.
+        BackendError: The model is of no framework.
 
     Example:
         >>> import torch, tiebeam
@@ -63,24 +67,33 @@ class Watch:
     ) -> None:
         if every < 1:
             raise RangeError("a watch looks every so many steps", got=f"every={every}", expected="1 or more")
-        if entry_of(model).functional:
-            raise BackendError(
-                "a watch holds the model that is trained",
-                got=f"{type(model).__name__}, of which each step makes a new one",
-                expected="a model of PyTorch or Keras",
-            )
+        self._holds = entry_of(model, params=()).holds  # a function is a model beside params, which come later
         self.model, self.every, self.log, self.loss = model, every, log, loss
         self.path = None if path is None else Path(path)
         self.history: list[tuple[int, Measurement]] = []
         self._alarms = Alarms()
         self._refused: set[str] = set()
 
-    def __call__(self, step: int, batch: Any) -> Measurement | None:
-        """Measure if this step is to be measured; the measurement, or None."""
+    def __call__(self, step: int, batch: Any, *, params: Any = None, model: Any = None) -> Measurement | None:
+        """Measure if this step is to be measured.
+
+        Args:
+            step: Of training.
+            batch: As for `measure`.
+            params: What a model that holds no arrays is applied to now.
+            model: What the model has become, where each step makes a new one.
+
+        Returns:
+            The measurement, or None.
+
+        Raises:
+            InputError: The arrays of a model that does not hold its own, or the new model, were not given.
+        """
+        self._check_given(params, model)
         if step % self.every:
             return None
         try:
-            found = measure(self.model, batch, loss=self.loss)
+            found = measure(self.model if model is None else model, batch, params=params, loss=self.loss)
         except InputError as error:
             self._record({"step": step, "error": str(error)})
             if error.what not in self._refused:
@@ -92,6 +105,22 @@ class Watch:
         for alarm in self._alarms.sounding(step, found):
             warnings.warn(alarm, stacklevel=2)
         return found
+
+    def _check_given(self, params: Any, model: Any) -> None:
+        if self._holds == "beside" and params is None:
+            raise InputError(
+                f"{_name(self.model)} holds no arrays",
+                got="no params",
+                expected="those of this step",
+                hint="watch(step, batch, params=params)",
+            )
+        if self._holds == "new" and model is None:
+            raise InputError(
+                f"each step makes a new {_name(self.model)}",
+                got="none",
+                expected="what the model has become",
+                hint="watch(step, batch, model=model)",
+            )
 
     def _record(self, record: dict[str, Any]) -> None:
         if self.log is not None:
@@ -142,31 +171,9 @@ class Watch:
             >>> [step for step, _ in watch.history]
             [0, 2, 4]
         """
-        from keras.callbacks import Callback
+        from tiebeam.api.keras_callback import keras_callback
 
-        watch = self
-
-        class WatchCallback(Callback):  # type: ignore[misc]  # Keras is Any here
-            def __init__(self) -> None:
-                super().__init__()
-                self.done, self.before = 0, 0
-
-            def on_train_begin(self, logs: Any = None) -> None:
-                if not self.done:
-                    watch(0, batch)
-
-            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-                self.before = self.done
-
-            def on_train_batch_end(self, number: int, logs: Any = None) -> None:
-                passed, self.done = self.done, self.before + number + 1
-                due = self.done // watch.every * watch.every
-                if due > passed:
-                    # On JAX the step's result is not in the model's variables yet.
-                    getattr(self.model, "jax_state_sync", lambda: None)()
-                    watch(due, batch)
-
-        return WatchCallback()
+        return keras_callback(self, batch)
 
 
 def record_of(step: int, found: Measurement) -> dict[str, Any]:

@@ -11,9 +11,10 @@ import numpy as np
 
 from tiebeam.backends.jax import measure as sizes
 from tiebeam.backends.jax import measuring_numbers as numbers
+from tiebeam.backends.jax.evaluate import Interpreter, Sink
 from tiebeam.backends.jax.held import Held
 from tiebeam.backends.jax.objective import Objective
-from tiebeam.backends.jax.roles import KINDS, Kind, Parted, Places, Roles
+from tiebeam.backends.jax.roles import KINDS, Kind, Parted, Places, Roles, direct
 from tiebeam.backends.jax.trace import Lowered, Program, Trace, measured, repeats_in, seen_again
 from tiebeam.core.passes import ROLES, Drift, Passed, Request, Role, Sent, Wanted, counted_from_the_end, uses_of
 from tiebeam.errors import InputError
@@ -266,7 +267,7 @@ class _Step:
 
     def __init__(self, run: _Pass) -> None:
         self.program, self.low, self.roles, self.what = run.program, run.low, run.roles, run.what
-        self.objective, self.kinds, self.tables = run.objective, run.kinds, run.tables
+        self.objective, self.kinds, self.tables = run.objective.emptied(), run.kinds, run.tables
         self.keep, self.gram = run.request.keep, run.request.gram
         outputs = run.low.graph.outputs
         self.logits = None if run.asked.logits is None else outputs.index(run.asked.logits)
@@ -274,20 +275,30 @@ class _Step:
     def __call__(self, arrays: Sequence[Any], inputs: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Everything that is read off the pass."""
         frame, consts = self.low.frame, self.program.closed.consts
-        # The compiler sees that the forward pass is the same.
-        found: dict[str, Any] = {"sizes": sizes.evaluated(frame, consts, [*arrays, *inputs], self.what)}
+        here = self.what.among(direct(frame))
+        within = self.what.without(here)  # in loops and the like: those are run once more
 
         def objective(tables: Mapping[int, Mapping[Kind, Any]]) -> tuple[Any, Any]:
             values = [*arrays, *inputs]
             for key, kinds in tables.items():
                 values[self.low.places[key]] = Parted(frozenset({key}), kinds.__getitem__)
-            results = [v.get("other") if isinstance(v, Parted) else v for v in self.roles.run(frame, consts, values)]
-            loss = self.objective(self.program, results, given["objective"])
-            return loss, None if self.logits is None else results[self.logits]
+            sink: Sink = {}
+            looking = Interpreter(here.moments, here.whole, here.numbers)
+            self.roles.seen = lambda v, array: looking.take(v, _still(array), sink) if looking.wants(v) else None
+            try:
+                results = self.roles.run(frame, consts, values)
+            finally:
+                self.roles.seen = None
+            outputs = [v.get("other") if isinstance(v, Parted) else v for v in results]
+            loss = self.objective(self.program, outputs, given["objective"])
+            return loss, (None if self.logits is None else outputs[self.logits], sizes.figures(sink, here, _same_place))
 
         at = {k: dict.fromkeys(kinds, arrays[self.low.places[k]]) for k, kinds in self.kinds.items()}
-        loss, logits, grads = differentiated(objective, at)
-        found |= {"loss": loss, **self._numbers(grads, arrays, given["since"])}
+        loss, (logits, seen), grads = differentiated(objective, at)
+        if within != sizes.Wanted():
+            more = sizes.evaluated(frame, consts, [*arrays, *inputs], within)
+            seen = {name: seen[name] | more[name] for name in seen}
+        found: dict[str, Any] = {"sizes": seen, "loss": loss, **self._numbers(grads, arrays, given["since"])}
         if logits is not None:
             found["finite"] = jnp.isfinite(logits).all()
             if "own" in given:
@@ -327,6 +338,15 @@ class _Step:
         if not parts or any(p.shape != parts[0].shape for p in parts):
             return None
         return sum(parts[1:], parts[0])
+
+
+def _still(array: Any) -> Any:
+    return jax.lax.stop_gradient(array)
+
+
+def _same_place(a: int, b: int) -> bool:
+    """Both were made outside of any map over devices."""
+    return True
 
 
 def _moved(before: Any, now: Any, grads: Mapping[Role, Any]) -> dict[str, Any]:

@@ -206,16 +206,18 @@ class JaxModel:
 
 
 def _array(value: Any) -> Any:
+    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+        _check_alive(value, "", "the batch")
     return jnp.asarray(value) if isinstance(value, np.ndarray | np.generic) else value
 
 
 def _check_alive(array: Any, name: str, model: str) -> None:
     if array.is_deleted():
         raise InputError(
-            f"the array {name!r} of {model} is gone",
+            f"the array {name!r} of {model} is gone" if name else f"an array of {model} is gone",
             got="an array that was deleted or donated",
             expected="arrays that still hold their values",
-            hint="pass the tree that the last training step returned: a jitted step with donate_argnums eats its own",
+            hint="pass what the last training step returned: a jitted step with donate_argnums eats its arguments",
         )
 
 

@@ -14,9 +14,9 @@ from tiebeam.backends.jax.held import Held
 from tiebeam.backends.jax.measuring import differentiated, values_of
 from tiebeam.backends.jax.measuring_numbers import rows_first
 from tiebeam.backends.jax.objective import Objective
-from tiebeam.backends.jax.roles import Kind, Parted, Places, Roles
+from tiebeam.backends.jax.roles import KINDS, Kind, Parted, Places, Roles
 from tiebeam.backends.jax.trace import Lowered, lowered, program_of
-from tiebeam.backends.jax.tree import Tree
+from tiebeam.backends.jax.tree import Tree, is_abstract
 from tiebeam.backends.protocol import RefusedError
 from tiebeam.core.passes import ROLES, Request, Wanted, wanted
 from tiebeam.core.provenance import INPUT, LEAF, provenance
@@ -25,6 +25,8 @@ from tiebeam.ir import Graph
 
 STEPS = {"float64": 1e-3, "float32": 5e-2}
 """Steps of a difference, in units of the table's std, by what the program computes in."""
+OFF = 1e-3
+"""Share of a gradient's norm by which parts that are added up in another order may differ, half precision included."""
 WITHIN = 0.1
 """Share of float32's rounding that is left in a float64 loss after operations in float32: they are many, and cancel."""
 
@@ -49,19 +51,23 @@ class Moves:
         dtype: str,
     ) -> None:
         self._dtype = dtype
+        self.notes: list[str] = []
         with self._precision():
             given = Tree((args, dict(kwargs)))
+            if any(map(is_abstract, [*arrays, *given.arrays])):
+                raise InputError("there is nothing to check", got="shapes without values", expected="real arrays")
             args, kwargs = given.rebuilt(self._cast(given.arrays))
             self._arrays = self._cast(arrays)
             self._program = program_of(held, self._arrays, args, kwargs)
             low = lowered(self._program, held, self._arrays)
-            if low.graph.meta:
-                raise InputError("there is nothing to check", got="shapes without values", expected="real arrays")
             self._read(low, wanted(low.graph), request)
 
     def _precision(self) -> AbstractContextManager[Any]:
-        wide: Callable[[bool], AbstractContextManager[Any]] = jax.enable_x64
-        return wide(True) if self._dtype == "float64" else nullcontext()
+        if self._dtype != "float64":
+            return nullcontext()
+        home: Any = jax if hasattr(jax, "enable_x64") else jax.experimental  # where older releases have it
+        wide: AbstractContextManager[Any] = home.enable_x64(True)
+        return wide
 
     def _cast(self, arrays: Sequence[Any]) -> list[Any]:
         return [jnp.asarray(a, self._dtype) if jnp.issubdtype(a.dtype, np.floating) else a for a in arrays]
@@ -115,15 +121,28 @@ class Moves:
             closed = self._program.closed
             return self._objective(self._program, jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *values), given)
 
-        def both(arrays: Sequence[Any], inputs: Sequence[Any], given: Sequence[Any]) -> Any:
-            found, _, grad = differentiated(
-                lambda table: (loss(table, arrays, inputs, given), None), arrays[self._place]
-            )
-            return found, rows_first(grad, self._axis)
+        def parted(
+            kinds: Mapping[Kind, Any], arrays: Sequence[Any], inputs: Sequence[Any], given: Sequence[Any]
+        ) -> Any:
+            values = [*arrays, *inputs]
+            values[self._place] = Parted(frozenset({self._key}), kinds.__getitem__)
+            return self._of(Roles(self._roles.places), values, given)
 
-        found, whole = jax.jit(both)(self._arrays, self._program.inputs, self._given)
+        def both(arrays: Sequence[Any], inputs: Sequence[Any], given: Sequence[Any]) -> Any:
+            table = arrays[self._place]
+            found, _, grad = differentiated(lambda t: (loss(t, arrays, inputs, given), None), table)
+            _, _, sent = differentiated(lambda k: (parted(k, arrays, inputs, given), None), dict.fromkeys(KINDS, table))
+            off = jnp.linalg.norm(sum(sent.values()) - grad) / jnp.maximum(jnp.linalg.norm(grad), 1e-30)
+            return found, rows_first(grad, self._axis), off
+
+        found, whole, off = jax.jit(both)(self._arrays, self._program.inputs, self._given)
         if not math.isfinite(float(found)):
             raise InputError("the loss is not finite", got=f"a loss of {float(found)}")
+        if float(off) > OFF:
+            self.notes.append(
+                f"what the uses of {self.name!r} send does not add up to its gradient: off by {float(off):.2g} of its "
+                "norm, and so are the roles' gradients that tiebeam.measure finds"
+            )
         self._whole: npt.NDArray[np.float64] = np.asarray(whole, np.float64)
         exact = str(found.dtype) if _sharp(graph) else "float32"
         finfo: Callable[[str], Any] = jnp.finfo  # which knows more floats than NumPy, and has no annotations
@@ -145,7 +164,11 @@ class Moves:
 
         values = [*arrays, *inputs]
         values[self._place] = Parted(frozenset({self._key}), of)
-        results = self._roles.run(self._low.frame, self._program.closed.consts, values)
+        return self._of(self._roles, values, given)
+
+    def _of(self, roles: Roles, values: Sequence[Any], given: Sequence[Any]) -> Any:
+        """The loss of the program with a parted table."""
+        results = roles.run(self._low.frame, self._program.closed.consts, values)
         outputs = [v.get("other") if isinstance(v, Parted) else v for v in results]
         return self._objective(self._program, outputs, given)
 
@@ -178,7 +201,8 @@ def moves_of(
 ) -> tuple[Moves, tuple[str, ...]]:
     """A table to be moved, in float64, where differences are sharp; in float32 where the program knows no other."""
     try:
-        return Moves(held, arrays, args, kwargs, request, "float64"), ()
+        moves = Moves(held, arrays, args, kwargs, request, "float64")
     except RefusedError as refused:
-        note = f"checked in float32: in float64 the model raises {type(refused.__cause__).__name__}"
-    return Moves(held, arrays, args, kwargs, request, "float32"), (note,)
+        moves = Moves(held, arrays, args, kwargs, request, "float32")
+        moves.notes.append(f"checked in float32: in float64 the model raises {type(refused.__cause__).__name__}")
+    return moves, tuple(moves.notes)

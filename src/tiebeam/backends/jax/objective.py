@@ -1,7 +1,7 @@
 """The loss of a pass, as a function of what the program returned."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -68,6 +68,10 @@ class Objective:
         except TypeError:
             return (object(),)  # cannot be compared: equal to none
         return (self.own, kind, self.at, len(self.given))
+
+    def emptied(self) -> "Objective":
+        """The same without its arrays, for who keeps it."""
+        return self if self.batch is None else replace(self, given=(), batch=self.batch.emptied())
 
     def __call__(self, program: Program, outputs: Sequence[Any], given: Sequence[Any]) -> Any:
         """The loss.

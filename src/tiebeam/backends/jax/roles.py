@@ -29,6 +29,7 @@ Place = tuple[int, int]
 #: Have a derivative of their own, which is lost where their body is opened; or none.
 CUSTOM = frozenset("custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call while".split())
 REMAT = frozenset("remat remat2 remat_opt checkpoint".split())
+PLAIN = frozenset(INLINE) - CUSTOM - REMAT
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,15 @@ def _one(value: Any, kind: Kind) -> Any:
     return value.get(kind) if isinstance(value, Parted) else value
 
 
+def direct(frame: Frame) -> frozenset[int]:
+    """Ids of the values that are made outside of all loops, branches and other transformations."""
+    found = set(frame.ids.values())
+    for position, inner in frame.inside.items():
+        if frame.jaxpr.eqns[position].primitive.name in PLAIN:
+            found |= direct(inner[0])
+    return frozenset(found)
+
+
 def _result(whole: Parted, number: int, kind: Kind) -> Any:
     return whole.get(kind)[number]
 
@@ -106,12 +116,14 @@ class Roles:
     Attributes:
         joined: Names of operations that read one table in both roles at once; nobody sees inside.
         dry: Nothing is computed: what is asked for is listened to.
+        seen: Called with each value that is made in a frame of `direct` and its id; what is parted is not shown.
     """
 
     def __init__(self, places: Places, *, custom: bool = False) -> None:
         self.places, self.custom = places, custom
         self.joined: dict[str, None] = {}
         self.dry = False
+        self.seen: Callable[[int, Any], None] | None = None
 
     def used(self, frame: Frame, consts: Sequence[Any], args: Sequence[Any]) -> list[frozenset[Kind]]:
         """Which kinds of each argument a frame asks for; nothing is computed."""
@@ -129,14 +141,33 @@ class Roles:
         def read(atom: Any) -> Any:
             return atom.val if hasattr(atom, "val") else values[atom]
 
+        self._show(frame, values)
         for position, eqn in enumerate(jaxpr.eqns):
             operands = [read(a) for a in eqn.invars]
             if any(isinstance(v, Parted) for v in operands):
                 several = self._parted(frame, position, eqn, operands)
+            elif self.seen is not None and eqn.primitive.name in PLAIN and position in frame.inside:
+                several = _inline(self, eqn, frame.inside[position], operands)
             else:
                 several = self._applied(eqn, operands)
-            values.update(zip(eqn.outvars, several, strict=True))
+            made = dict(zip(eqn.outvars, several, strict=True))
+            self._show(frame, made)
+            values |= made
         return [read(v) for v in jaxpr.outvars]
+
+    def inside(self, frame: Frame, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        """As `run`, in the body of a transformation: what is made there may not be shown outside."""
+        before, self.seen = self.seen, None
+        try:
+            return self.run(frame, consts, args)
+        finally:
+            self.seen = before
+
+    def _show(self, frame: Frame, values: Mapping[Any, Any]) -> None:
+        if self.seen is not None and not self.dry:
+            for var, value in values.items():
+                if var in frame.ids and not isinstance(value, Parted):
+                    self.seen(frame.ids[var], value)
 
     def _applied(self, eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
         if self.dry:
@@ -258,7 +289,7 @@ def _remat(roles: Roles, eqn: Any, inner: Sequence[Frame], operands: Sequence[An
     flat = roles.flat(inner[0], consts, operands)
 
     def body(given: Any) -> Any:
-        return flat.handed_out(roles.run(inner[0], consts, flat.again(given)))
+        return flat.handed_out(roles.inside(inner[0], consts, flat.again(given)))
 
     kept: dict[str, Any] = {k: eqn.params[k] for k in ("policy", "prevent_cse") if k in eqn.params}
     return flat.taken_in(jax.checkpoint(body, **kept)(flat.parts))
@@ -296,7 +327,7 @@ def _scan(roles: Roles, eqn: Any, inner: Sequence[Frame], operands: Sequence[Any
     )
 
     def body(state: Any, slices: Any) -> Any:
-        out = flat.handed_out(roles.run(inner[0], own, flat.again([*fixed, *state, *slices])))
+        out = flat.handed_out(roles.inside(inner[0], own, flat.again([*fixed, *state, *slices])))
         return out[:carries], out[carries:]
 
     last, stacked = jax.lax.scan(body, start, xs, length=length, reverse=back)
@@ -333,7 +364,7 @@ def _while(roles: Roles, eqn: Any, inner: Sequence[Frame], operands: Sequence[An
 
     def step(carried: Any) -> Any:
         given = [*flat.parts[:consts], *([v] for v in carried)]
-        return [out for [out] in flat.handed_out(roles.run(inner[0], own, flat.again(given)))]
+        return [out for [out] in flat.handed_out(roles.inside(inner[0], own, flat.again(given)))]
 
     def goes_on(carried: Any) -> Any:
         return jax.core.eval_jaxpr(asked.jaxpr, asked.consts, *(_one(v, "other") for v in questions), *carried)[0]
@@ -362,7 +393,7 @@ def _cond(roles: Roles, eqn: Any, inner: Sequence[Frame], operands: Sequence[Any
 
     def branch(number: int) -> Callable[..., Any]:
         (frame, consts), flat = pairs[number], flats[number]
-        return lambda given: flat.handed_out(roles.run(frame, consts, flat.again(given[number])))
+        return lambda given: flat.handed_out(roles.inside(frame, consts, flat.again(given[number])))
 
     out = jax.lax.switch(_one(index, "other"), [branch(i) for i in range(len(pairs))], [f.parts for f in flats])
     return flats[0].taken_in(out)
@@ -382,7 +413,7 @@ def _shard_map(roles: Roles, eqn: Any, inner: Sequence[Frame], operands: Sequenc
     axes = next(params[k] for k in ("newly_manual_axes", "manual_axes") if k in params)
 
     def body(given: Any) -> Any:
-        return flat.handed_out(roles.run(inner[0], (), flat.again(given)))
+        return flat.handed_out(roles.inside(inner[0], (), flat.again(given)))
 
     into = [[spec] * len(part) for spec, part in zip(params["in_specs"], flat.parts, strict=True)]
     out = [[spec] * (len(KINDS) if n else 1) for spec, n in zip(params["out_specs"], flat.several, strict=True)]

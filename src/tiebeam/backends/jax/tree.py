@@ -3,6 +3,7 @@
 In JAX a parameter is a place in the tree, never the array object: one array at two places is two parameters.
 """
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -115,6 +116,14 @@ class Tree:
         places = frozenset(self._places)
         rest = tuple((i, type(leaf), leaf) for i, leaf in enumerate(self._leaves) if i not in places)
         return self._structure, rest, tuple(map(kind_of, self.arrays))
+
+    def emptied(self) -> "Tree":
+        """The same without its arrays."""
+        twin = copy.copy(self)
+        places = frozenset(self._places)
+        twin._leaves = [None if i in places else leaf for i, leaf in enumerate(self._leaves)]
+        twin.arrays = []
+        return twin
 
     def rebuilt(self, arrays: Sequence[Any]) -> Any:
         """The tree with other arrays in it."""
