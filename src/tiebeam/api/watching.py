@@ -176,6 +176,10 @@ class Watch:
         return keras_callback(self, batch)
 
 
+def _name(model: Any) -> str:
+    return str(getattr(model, "__name__", type(model).__name__))
+
+
 def record_of(step: int, found: Measurement) -> dict[str, Any]:
     """The figures of a measurement as one flat dict; those that are not known are left out."""
     figures = {name: getattr(found, name) for name in FIGURES}

@@ -88,8 +88,10 @@ def optimizer(
         >>> model = gpt("D", vocab=99, width=64, layers=1)
         >>> report = tiebeam.inspect(model)
         >>> made = tiebeam.keras.optimizer(keras.optimizers.AdamW, model, report, lr=1e-3, weight_decay=0.5)
-        >>> [(kind, round(float(one.learning_rate), 4)) for kind, one in zip(made.kinds, made.groups)]
-        [('matrices', 0.001), ('vectors', 0.001), ('table token_embedding/embeddings', 0.008)]
+        >>> [(kind, round(one.weight_decay, 4)) for kind, one in zip(made.kinds, made.groups)]
+        [('matrices', 0.5), ('vectors', 0.0), ('table token_embedding/embeddings', 0.0625)]
+        >>> round(float(made.groups[2].learning_rate), 6)
+        0.008
         >>> model.compile(made, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     """
     view = of_keras(model)
@@ -142,7 +144,7 @@ class Kind:
     """
 
     def __init__(self, factory: Factory, settings: Mapping[str, Any]) -> None:
-        sample = factory(learning_rate=1.0, **settings)
+        sample = factory(learning_rate=Share(), **settings)
         if not isinstance(sample, keras.optimizers.Optimizer):
             raise InputError(
                 "the factory makes no optimizer of Keras",

@@ -30,7 +30,7 @@ def differentiate(program: Program, placed: Placed, request: Request, again: Aga
     made = Pass(program, placed, request, again)
     found = made.run()
     graph = replace(placed.graph, **sizes.facts_of(made.measured(found["sizes"]), made.what))
-    return Trace(graph, placed.variables), wanted(graph), made.answer(found)
+    return Trace(graph, placed.variables, program), wanted(graph), made.answer(found)
 
 
 def integers(program: Program, placed: Placed, values: Sequence[int]) -> dict[int, Any]:

@@ -7,12 +7,14 @@ import tensorflow as tf
 
 from tiebeam.backends.keras.common import KerasModel
 from tiebeam.backends.keras.tensorflow import weights
+from tiebeam.backends.keras.tensorflow.glance import glance
 from tiebeam.backends.keras.tensorflow.leaves import copies_of
 from tiebeam.backends.keras.tensorflow.measuring import differentiate
 from tiebeam.backends.keras.tensorflow.measuring_moves import Moves
 from tiebeam.backends.keras.tensorflow.program import Program, program_of
 from tiebeam.backends.keras.tensorflow.recall import calling, recalled
 from tiebeam.backends.keras.tensorflow.trace import Trace, measuring, placed, trace
+from tiebeam.core.arithmetic import Arithmetic
 from tiebeam.core.gradient_check import MovableTable
 from tiebeam.core.passes import Passed, Request, Wanted
 from tiebeam.ir import Leaf
@@ -60,6 +62,12 @@ class TensorflowModel(KerasModel):
         """The main table, moved in the graph alone."""
         program = recalled(self, args, kwargs)
         return Moves(program, placed(program, self), request, calling(self, args, kwargs)), ()
+
+    def does_the_same(
+        self, traced: Trace, expected: Arithmetic, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> bool:
+        """Whether one call without a graph does the same arithmetic over these inputs."""
+        return glance(traced.program, self, expected, args, kwargs)
 
     def weights(self, traced: Trace) -> weights.TensorflowWeights:
         return weights.TensorflowWeights({key: held.variable for key, held in traced.variables.items()})
