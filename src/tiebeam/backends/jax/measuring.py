@@ -14,7 +14,8 @@ from tiebeam.backends.jax import measuring_numbers as numbers
 from tiebeam.backends.jax.evaluate import Interpreter, Sink
 from tiebeam.backends.jax.held import Held
 from tiebeam.backends.jax.objective import Objective
-from tiebeam.backends.jax.roles import KINDS, Kind, Parted, Places, Roles, direct
+from tiebeam.backends.jax.parted import KINDS, Kind, Parted
+from tiebeam.backends.jax.roles import Places, Roles, direct
 from tiebeam.backends.jax.trace import Lowered, Program, Trace, measured, repeats_in, seen_again
 from tiebeam.core.passes import ROLES, Drift, Passed, Request, Role, Sent, Wanted, counted_from_the_end, uses_of
 from tiebeam.errors import InputError

@@ -14,7 +14,8 @@ from tiebeam.backends.jax.held import Held
 from tiebeam.backends.jax.measuring import differentiated, values_of
 from tiebeam.backends.jax.measuring_numbers import rows_first
 from tiebeam.backends.jax.objective import Objective
-from tiebeam.backends.jax.roles import KINDS, Kind, Parted, Places, Roles
+from tiebeam.backends.jax.parted import KINDS, Kind, Parted
+from tiebeam.backends.jax.roles import Places, Roles
 from tiebeam.backends.jax.trace import Lowered, lowered, program_of
 from tiebeam.backends.jax.tree import Tree, is_abstract
 from tiebeam.backends.protocol import RefusedError
