@@ -16,13 +16,14 @@ from tiebeam.backends.keras.variables import Named
 from tiebeam.backends.torch.measuring import differentiate
 from tiebeam.backends.torch.measuring_moves import moves_of
 from tiebeam.backends.torch.model import TorchModel
+from tiebeam.backends.torch.names import Paths, StandIn
 from tiebeam.backends.torch.trace import Trace, trace
 from tiebeam.core.gradient_check import MovableTable
 from tiebeam.core.passes import Passed, Request, Wanted
 from tiebeam.ir import Leaf
 
 
-class Seen(nn.Module):
+class Seen(StandIn):
     """A Keras model as the recording looks at modules: paths are Keras' own.
 
     A Keras layer is a module too, but what hangs in its lists is no child of it, and its parameters are listed again
@@ -79,6 +80,14 @@ class Seen(nn.Module):
         layers = self.view.layers
         for layer in layers.all:
             yield layers.paths[id(layer)], layer
+
+    def module_paths(self) -> Paths:
+        return list(self.named_modules())
+
+    def tensor_paths(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        for parameter in (True, False):
+            for name, tensor in self._tensors(parameter, remove_duplicate=False):
+                yield name, tensor, parameter
 
 
 class KerasOnTorch(KerasModel, TorchModel):
