@@ -202,7 +202,7 @@ class KerasOptimizerFixes:
         settings |= {k: v for k, v in _settings(one).items() if k in OF_ALL}
         more = "".join(f", {k}={v!r}" for k, v in settings.items())
         if _scheduled(one) is None:
-            return f"optimizer = tiebeam.keras.optimizer({kind}, model, report, lr={rate_at(one, 0):.8g}{more})"
+            return f"optimizer = tiebeam.keras.optimizer({kind}, model, report, lr={rate_at(one, 0):.7g}{more})"
         return (
             "from keras.optimizers import schedules\n"
             'schedule = schedules.deserialize(optimizer.get_config()["learning_rate"])\n'
