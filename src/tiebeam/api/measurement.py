@@ -144,7 +144,7 @@ def prepared(
         raise BackendError(
             f"models of {backend.framework} cannot be measured yet",
             got=backend.name,
-            expected="a model of PyTorch, JAX or Keras on JAX",
+            expected="a model of PyTorch, JAX or Keras",
         )
     given, labels, mask = _targets_apart(backend, batch)
     args, kwargs = backend.arguments(given)

@@ -14,8 +14,7 @@ from tiebeam.errors import InputError, RangeError
 
 Log = Callable[[dict[str, Any]], object]
 
-FIGURES = ("initial_loss", "logit_std", "hidden_rms", "lookup_rms", "kappa", "own_logit", "own_rank", "role_ratio",
-           "role_cosine")  # fmt: skip
+FIGURES = ("logit_std", "hidden_rms", "lookup_rms", "kappa", "own_logit", "own_rank", "role_ratio", "role_cosine")
 
 
 class Watch:
@@ -39,6 +38,7 @@ class Watch:
 
     Attributes:
         history: Step and measurement of each, in order.
+        speaks: Whether records go to `log` and `path`, and alarms sound; the callbacks let one of several processes.
 
     Raises:
         RangeError: `every` is below 1.
@@ -71,6 +71,7 @@ class Watch:
         self.model, self.every, self.log, self.loss = model, every, log, loss
         self.path = None if path is None else Path(path)
         self.history: list[tuple[int, Measurement]] = []
+        self.speaks = True
         self._alarms = Alarms()
         self._refused: set[str] = set()
 
@@ -98,12 +99,12 @@ class Watch:
             self._record({"step": step, "error": str(error)})
             if error.what not in self._refused:
                 self._refused.add(error.what)
-                warnings.warn(f"step {step}: {error}", stacklevel=2)
+                self._warn(f"step {step}: {error}")
             return None
         self.history.append((step, found))
         self._record(record_of(step, found))
         for alarm in self._alarms.sounding(step, found):
-            warnings.warn(alarm, stacklevel=2)
+            self._warn(alarm)
         return found
 
     def _check_given(self, params: Any, model: Any) -> None:
@@ -122,7 +123,13 @@ class Watch:
                 hint="watch(step, batch, model=model)",
             )
 
+    def _warn(self, text: str) -> None:
+        if self.speaks:
+            warnings.warn(text, stacklevel=3)  # where the watch was called
+
     def _record(self, record: dict[str, Any]) -> None:
+        if not self.speaks:
+            return
         if self.log is not None:
             self.log(record)
         if self.path is not None:
@@ -136,18 +143,52 @@ class Watch:
             batch: On the model's device. A callback is not shown the batches that are trained on; one that stays the
                 same makes the figures comparable.
         """
-        from transformers import TrainerCallback
+        from tiebeam.api.callbacks import trainer_callback
 
-        watch = self
+        return trainer_callback(self, batch)
 
-        class WatchCallback(TrainerCallback):  # type: ignore[misc]  # transformers is Any here
-            def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                watch(state.global_step, batch)
+    def lightning_callback(self, batch: Any = None) -> Any:
+        """A callback for `lightning.Trainer`, and for that of `pytorch_lightning`, whichever is loaded.
 
-            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                watch(state.global_step, batch)
+        It measures before a batch is trained on, at the first one of each step, in the trainer's precision; and
+        once more when training ends.
 
-        return WatchCallback()
+        Args:
+            batch: On the model's device; one that stays the same makes the figures comparable. None: the batch that
+                is about to be trained on; what a data loader collates to a list counts as a tuple.
+
+        Raises:
+            BackendError: Lightning is not installed.
+        """
+        from tiebeam.api.callbacks import lightning_callback
+
+        return lightning_callback(self, batch)
+
+    def keras_callback(self, batch: Any) -> Any:
+        """A callback for `model.fit` that measures one and the same batch as training goes on.
+
+        It measures before the first step and after every `every`-th, counted over epochs and calls of `fit`, on each
+        framework that Keras runs on. Models that are compiled with `steps_per_execution` are seen at the first chance
+        after each.
+
+        Args:
+            batch: As for `measure`: token ids, or `(ids, labels)`. A callback is not shown the batches that are trained
+                on; one that stays the same makes the figures comparable.
+
+        Example:
+            >>> import keras, numpy as np, tiebeam
+            >>> from tiebeam.zoo.keras.gpt import gpt
+            >>> model, ids = gpt("C", vocab=50, width=16, layers=1), np.arange(24).reshape(4, 6)
+            >>> model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+            >>> watch = tiebeam.Watch(model, every=2)
+            >>> callbacks = [watch.keras_callback(ids)]
+            >>> _ = model.fit(ids[:, :-1], ids[:, 1:], batch_size=1, callbacks=callbacks, verbose=0)
+            >>> [step for step, _ in watch.history]
+            [0, 2, 4]
+        """
+        from tiebeam.api.callbacks import keras_callback
+
+        return keras_callback(self, batch)
 
 
 def _name(model: Any) -> str:
@@ -156,7 +197,7 @@ def _name(model: Any) -> str:
 
 def record_of(step: int, found: Measurement) -> dict[str, Any]:
     """The figures of a measurement as one flat dict; those that are not known are left out."""
-    figures = {name: getattr(found, name) for name in FIGURES}
+    figures = {"loss": found.initial_loss, **{name: getattr(found, name) for name in FIGURES}}
     for role, gradient in found.roles.items():
         figures |= {f"{role}_grad_norm": gradient.grad_norm, f"{role}_rows": gradient.rows}
     return {"step": step, **{k: v for k, v in figures.items() if v is not None}}

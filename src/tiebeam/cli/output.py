@@ -17,6 +17,7 @@ from tiebeam.errors import TargetError, TiebeamError
 
 if TYPE_CHECKING:
     from tiebeam.core.advice import Advice
+    from tiebeam.core.measurement import Measurement
     from tiebeam.core.report import Report
 
 HEALTHY, UNHEALTHY, COULD_NOT_LOOK, INTERRUPTED = 0, 1, 2, 130
@@ -77,25 +78,28 @@ def exit_code(report: "Report", fail_on: FailOn) -> int:
     return UNHEALTHY if any(f.severity in _FAILS[fail_on] for f in report.findings) else HEALTHY
 
 
-def show(report: "Report | Advice", form: Format, output: Path | None) -> None:
-    """Print a report or an advice, or write it to a file that appears whole or not at all."""
+def show(report: "Report | Measurement | Advice", form: Format, output: Path | None) -> None:
+    """Print a report, or write it to a file that appears whole or not at all."""
     if output is not None:
         write_text(output, _rendered(report, form) + "\n")
         note(f"wrote {output}")
     elif form is Format.text:
-        typer.echo(_colored(report), color=True)  # to_text has decided; echo must not strip
+        typer.echo(_for_terminal(report), color=True)  # which has decided; echo must not strip
     else:
         typer.echo(_rendered(report, form))
 
 
-def _colored(report: "Report | Advice") -> str:
+def _for_terminal(report: "Report | Measurement | Advice") -> str:
+    from tiebeam.core.advice import Advice
     from tiebeam.core.report import Report
-    from tiebeam.reports import advice, text
+    from tiebeam.reports import advice, measured, text
 
-    return text.to_text(report) if isinstance(report, Report) else advice.to_text(report)
+    if isinstance(report, Report):
+        return text.to_text(report)
+    return advice.to_text(report) if isinstance(report, Advice) else measured.to_text(report)
 
 
-def _rendered(report: "Report | Advice", form: Format) -> str:
+def _rendered(report: "Report | Measurement | Advice", form: Format) -> str:
     if form is Format.text:
         return str(report)
     how = {Format.markdown: report.to_markdown, Format.json: report.to_json, Format.html: report.to_html}

@@ -1,10 +1,11 @@
-"""Renderers: pure functions of a `Report` or an `Advice`, registered by name; none is imported until it runs."""
+"""Renderers: pure functions of a report, a measurement or an advice, by name; none is imported until it runs."""
 
 import importlib
 from collections.abc import Callable
 from typing import Any
 
 from tiebeam.core.advice import Advice
+from tiebeam.core.measurement import Measurement
 from tiebeam.core.report import Report
 
 _PLACES = {
@@ -15,16 +16,16 @@ _PLACES = {
     "notebook": ("notebook", "to_notebook"),
 }
 
-_ADVICE = {"text": "render", "markdown": "to_markdown", "json": "to_json", "html": "to_html"}
-
 
 def _lazy(module: str, function: str) -> Callable[[Any], str]:
-    def render(said: Any) -> str:
+    def render(shown: Any) -> str:
         found: Callable[[Any], str] = getattr(importlib.import_module(f"{__name__}.{module}"), function)
-        return found(said)
+        return found(shown)
 
     return render
 
 
 Report.renderers.update({kind: _lazy(*place) for kind, place in _PLACES.items()})
-Advice.renderers.update({kind: _lazy("advice", function) for kind, function in _ADVICE.items()})
+Measurement.renderers.update({kind: _lazy("measured", f"to_{kind}") for kind in ("markdown", "json", "html")})
+Advice.renderers.update({kind: _lazy("advice", f"to_{kind}") for kind in ("markdown", "json", "html")})
+Advice.renderers["text"] = _lazy("advice", "render")
