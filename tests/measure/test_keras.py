@@ -104,9 +104,8 @@ def gradients(model: Any, variables: list[Any], ids: Any) -> list[Any]:
             value = loss()
         return [numbers(ops.convert_to_tensor(g)) for g in tape.gradient(value, [v.value for v in variables])]
     if RUNNING == "torch":
-        import torch
-
-        return [numbers(g) for g in torch.autograd.grad(loss(), [v.value for v in variables])]
+        loss().backward()
+        return [numbers(v.value.grad) for v in variables]
     import jax
 
     def stateless(arrays: list[Any]) -> Any:
