@@ -105,6 +105,8 @@ def encode(values: Array, dtype: DType) -> Array | None:
         bits = values.astype(np.float32).view(np.uint32)
         rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
         return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype("<u2")
+    if dtype.name in _EIGHT:
+        return _rounded_to_eight(values, dtype.name)
     if dtype.name in ("float64", "float32", "float16"):
         with np.errstate(over="ignore"):
             return values.astype(dtype.carrier)
@@ -159,3 +161,20 @@ _EIGHT: dict[str, Callable[[int], float]] = {
 @cache
 def _meaning(name: str) -> Array:
     return np.array([_EIGHT[name](code) for code in range(256)], np.float32)
+
+
+def _rounded_to_eight(values: Array, name: str) -> Array:
+    """The nearest of the 128 magnitudes, ties to the even code; beyond the largest, what is not a finite number."""
+    steps = _meaning(name)[:128].astype(np.float64)
+    last = int(np.flatnonzero(np.isfinite(steps))[-1])
+    size = np.abs(values.astype(np.float64))
+    middles = (steps[:last] + steps[1 : last + 1]) / 2
+    code = np.searchsorted(middles, size, side="left")
+    tie = (code < last) & (size == middles[np.minimum(code, last - 1)])
+    code = np.where(tie & (code % 2 == 1), code + 1, code)
+    beyond = size > steps[last] + (steps[last] - steps[last - 1]) / 2
+    unsigned = name.endswith("fnuz")  # one NaN, and no negative zero
+    code = np.where(beyond, 128 if unsigned else last + (name != "float8_e4m3fn"), code)  # PyTorch saturates that one
+    code = np.where(np.isnan(size), 128 if unsigned else 127, code)
+    negative = np.signbit(values) & ~((code == 0) & unsigned) & (code < 128)
+    return np.where(negative, code | 0x80, code).astype(np.uint8)

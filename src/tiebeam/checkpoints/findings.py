@@ -65,17 +65,15 @@ def _two_ends(facts: Facts) -> Iterator[Finding]:
     table, readout = facts.table, facts.readout
     if table is None or readout is None:
         return
-    one_storage = table.source is not None and readout.source is not None
-    one_storage = one_storage and table.source.identity == readout.source.identity  # type: ignore[union-attr]
-    if facts.state in _ALIKE and not one_storage:
+    if facts.state in _ALIKE and not (facts.one_storage and facts.ties):
         yield from _alike(facts)
     elif facts.state == "different" and facts.ties:
         yield Finding(
             "tied-file-differs", "error", readout.name,
             f"{_who_ties(facts)}, and the file holds two different matrices, '{table.name}' and "
             f"'{readout.name}'{_apart(facts)}: which of them counts depends on the loader, the other is lost",
-            hint="decide which counts: tiebeam checkpoint PATH --fix --out DIR --on-conflict untie (or embedding, readout, "
-            "mean)",
+            hint="decide which counts: tiebeam checkpoint PATH --fix --out DIR --on-conflict untie (or embedding, "
+            "readout, mean)",
         )  # fmt: skip
     elif facts.state == "different":
         yield Finding("untied", "info", readout.name, f"'{table.name}' and '{readout.name}' are two tables")
@@ -108,6 +106,8 @@ def _alike(facts: Facts) -> Iterator[Finding]:
             hint="drop it: tiebeam checkpoint PATH --fix --out DIR",
         )  # fmt: skip
         return
+    if facts.one_storage and facts.tying.declared is not False:
+        return  # the file itself has one storage, and nobody says otherwise
     said = f"{facts.tying.flag} says False" if facts.tying.declared is False else "nothing says that they are one"
     yield Finding(
         "equal-not-declared", "warning", readout.name,

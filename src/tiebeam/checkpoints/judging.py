@@ -43,6 +43,12 @@ class Facts:
         """Whether the config, the family or the file itself asks for one table."""
         return self.tying.declared is True or self.tying.effective is True or bool(self.aliases)
 
+    @property
+    def one_storage(self) -> bool:
+        """Whether both ends are the same bytes of the same file."""
+        ends = [e.source.identity for e in (self.table, self.readout) if e is not None and e.source is not None]
+        return len(ends) == 2 and ends[0] == ends[1]
+
     def stored(self) -> tuple[Stored, ...]:
         """Both ends, as data."""
         return tuple(_stored(e, self.state == "different") for e in (self.table, self.readout) if e is not None)

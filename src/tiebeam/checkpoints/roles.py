@@ -15,11 +15,12 @@ from tiebeam.checkpoints.families import Family
 # Ends of parameter paths, the most telling first. Of several that fit, the earlier row wins.
 TABLES = tuple(
     """embed_tokens.weight wte.weight token_embd.weight tok_embeddings.weight word_embeddings.weight
-    word_embedding.weight embed_in.weight shared.weight tokens_embed.weight token_embedding.weight token_embeddings.weight
-    token_embedding_table word_embed.weight embedder.input_embedding token_embedder.embedding embed_tokens.embedding
-    wte.embedding shared.embedding backbone.embeddings.weight backbone.embedding.weight model.embedding.weight
-    language_model.embedding.word_embeddings.weight transformer.wte embed.weight emb.weight embedding.weight
-    embeddings.weight transformer.w.weight embed.embedding embedding.embedding embedding W_E""".split()
+    word_embedding.weight embed_in.weight shared.weight tokens_embed.weight token_embedding.weight
+    token_embeddings.weight token_embedding_table word_embed.weight embedder.input_embedding
+    token_embedder.embedding embed_tokens.embedding wte.embedding shared.embedding backbone.embeddings.weight
+    backbone.embedding.weight model.embedding.weight language_model.embedding.word_embeddings.weight transformer.wte
+    embed.weight emb.weight embedding.weight embeddings.weight transformer.w.weight embed.embedding
+    embedding.embedding embedding W_E""".split()
 )
 READOUTS = tuple(
     """lm_head.weight embed_out.weight output.weight lm_head.decoder.weight predictions.decoder.weight
@@ -91,14 +92,16 @@ def find_roles(entries: Mapping[str, Entry], family: Family | None = None, vocab
     fits = {name: entry for name, entry in entries.items() if _could_be(name, entry, family)}
     tables = _by_name(fits, _ends(family.table if family else "", TABLES), vocab)
     readouts = _by_name(fits, _ends(family.readout if family else "", READOUTS), vocab)
-    by_words = [r for r in _by_words(fits, _READOUT_WORDS, vocab) if r not in tables]
+    by_words = [r for r in _by_words(fits, _READOUT_WORDS) if r not in tables]
     if not tables:
-        tables = [t for t in _by_words(fits, _LOOKUP_WORDS, vocab) if t not in readouts]
+        tall = {n: e for n, e in fits.items() if _is_tall(e, vocab) and n not in readouts}
+        tables = _best(_by_words(tall, _LOOKUP_WORDS), _LOOKUP_WORDS)
     readouts = [r for r in readouts if r not in tables[:1]]
     if not tables:
         return _by_shape(fits, readouts, vocab)
     tables = _paired(tables, readouts or by_words, fits)
-    readouts = readouts or [r for r in by_words if r not in tables and _same_sides(fits[tables[0]], fits[r])]
+    readouts = readouts or _fitting(fits, tables, by_words) or _of_one_layer(fits, tables) or _left_over(fits, tables)
+    tables = [t for t in tables if t not in readouts]
     return Roles(tuple(tables), tuple(readouts), _alike(tables, fits))
 
 
@@ -155,11 +158,15 @@ def _depth(name: str, end: str) -> tuple[bool, int]:
     return "encoder" in before and "decoder" not in before, before.count(".")
 
 
-def _by_words(fits: Mapping[str, Entry], wanted: frozenset[str], vocab: int | None) -> list[str]:
-    """Names with the most of the words, the largest tensor first."""
-    found = [(len(wanted & words(n)), n) for n, e in fits.items() if _is_tall(e, vocab)]
-    best = max((score for score, _ in found), default=0)
-    return sorted((n for score, n in found if score == best), key=lambda n: -fits[n].elements) if best else []
+def _by_words(fits: Mapping[str, Entry], wanted: frozenset[str]) -> list[str]:
+    """Names with any of the words; those with most of them first, then the largest tensor."""
+    found = [(-len(wanted & words(n)), -e.elements, n) for n, e in fits.items() if wanted & words(n)]
+    return [name for *_, name in sorted(found)]
+
+
+def _best(names: Sequence[str], wanted: frozenset[str]) -> list[str]:
+    """The first of some names, and those with as many of the words."""
+    return [n for n in names if len(wanted & words(n)) == len(wanted & words(names[0]))]
 
 
 def _by_shape(fits: Mapping[str, Entry], readouts: Sequence[str], vocab: int | None) -> Roles:
@@ -186,6 +193,33 @@ def _is_tall(entry: Entry, vocab: int | None) -> bool:
     if known is not None:
         return known
     return entry.shape is None or max(entry.shape) >= 2 * min(entry.shape)
+
+
+def _fitting(fits: Mapping[str, Entry], tables: Sequence[str], by_words: Sequence[str]) -> list[str]:
+    """Readouts that a word suggests: of the table's size, or, if it is one alone, with the table's rows at a side."""
+    table, others = fits[tables[0]], [r for r in by_words if r not in tables]
+    same = _best([r for r in others if _same_sides(table, fits[r])], _READOUT_WORDS)
+    if same or table.shape is None:
+        return same
+    across = [r for r in others if table.shape[0] in (fits[r].shape or ()) and table.shape[0] > table.shape[1]]
+    return across if len(across) == 1 else []
+
+
+def _of_one_layer(fits: Mapping[str, Entry], tables: Sequence[str]) -> list[str]:
+    """The second array of a layer that owns both ends, as Keras numbers them: `vars/0` and `vars/1`."""
+    parent = tables[0].rpartition("/")[0]
+    return [
+        t for t in tables[1:] if parent and t.rpartition("/")[0] == parent and _same_sides(fits[tables[0]], fits[t])
+    ]
+
+
+def _left_over(fits: Mapping[str, Entry], tables: Sequence[str]) -> list[str]:
+    """The one other tensor of the table's size, whatever its name: nothing else in a model has a row for each token."""
+    table = fits[tables[0]]
+    if table.shape is None or not _is_tall(table, None):
+        return []
+    others = [n for n, e in fits.items() if n not in tables and e.shape is not None and _same_sides(table, e)]
+    return others if len(others) == 1 and not _LOOKUP_WORDS & words(others[0]) else []
 
 
 def _same_sides(a: Entry, b: Entry) -> bool:
