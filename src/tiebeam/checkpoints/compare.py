@@ -58,6 +58,8 @@ def _same_place(a: Entry, b: Entry) -> bool:
 
 
 def _matrices(x: Array, y: Array, dx: DType, dy: DType) -> Comparison:
+    if x.shape == y.shape and x.ndim != 2:  # a vector of scales
+        x, y = x.reshape(1, -1), y.reshape(1, -1)
     if x.ndim != 2 or y.ndim != 2:
         return Comparison("unknown", why=f"shapes {x.shape} and {y.shape} are not those of matrices")
     if x.shape == y.shape:

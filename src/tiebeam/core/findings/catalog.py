@@ -64,9 +64,7 @@ CATALOG = (
     Entry("redundant-readout", "info", "a tied model's file stores its readout too"),
     Entry("reparametrized-role", "warning", "one role reads the table through a mask or reparametrisation"),
     Entry("rounded-factor", "info", "a factor of sqrt(width) was rounded to a narrow dtype"),
-    Entry(
-        "runtime-fallback", "info", "a file leaves the readout out, and it depends on the runtime what is read instead"
-    ),
+    Entry("runtime-fallback", "info", "a file has no readout, and the runtime decides what is read instead"),
     Entry("scale-unsure", "info", "the logits would be too large for a fresh table, and this one may be trained"),
     Entry("schedule-flattens-ratio", "warning", "a schedule does not keep the table's rate at its ratio"),
     Entry("several-names", "info", "the table has several names: savers and loaders must agree on one"),
@@ -83,7 +81,7 @@ CATALOG = (
     Entry(
         "tie-not-shown",
         "warning",
-        "an index names two ends where the config asks for one, and there are no values to compare",
+        "an index names two ends where one is asked for, and has no values to compare",
     ),
     Entry("tied-file-differs", "error", "the config asks for one table, and the file holds two that differ"),
     Entry("tied-keys-list", "warning", "tied keys are declared as a list, where a mapping is needed"),
