@@ -109,6 +109,14 @@ class Entry:
         return np.lib.stride_tricks.as_strided(flat, self.shape, steps, writeable=False)
 
 
+class Counted(Mapping[str, Entry]):
+    """Entries that know their sizes without being made one by one."""
+
+    def held(self) -> tuple[int, int]:
+        """Elements and bytes, each storage counted once."""
+        raise NotImplementedError
+
+
 def reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Elements from the first to the last that a strided shape touches, the last included.
 
@@ -135,6 +143,7 @@ class Archive:
         totals: Sizes that an index declares, by its own names.
         missing: Files that an index names and that are not there, where others are.
         strays: Names on which index and files disagree.
+        has_values: False for an index without its files.
         declares: Whether the file itself says that it is tied (llama2.c's header does).
         adapter: `adapter_config.json` beside the file.
     """
@@ -148,12 +157,9 @@ class Archive:
     totals: Mapping[str, int] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     strays: tuple[str, ...] = ()
+    has_values: bool = True
     declares: bool | None = None
     adapter: Mapping[str, Any] | None = None
-
-    @property
-    def has_values(self) -> bool:
-        return any(e.source is not None for e in self.entries.values())
 
     def rows(self, name: str, step_bytes: int = 2**20) -> Iterator[Array]:
         """Blocks of rows of one entry, in order, each of about `step_bytes` bytes.
@@ -175,6 +181,8 @@ class Archive:
 
     def held(self) -> tuple[int, int]:
         """Elements and bytes, each storage counted once."""
+        if isinstance(self.entries, Counted):
+            return self.entries.held()
         elements, size, seen = 0, 0, set()
         for entry in self.entries.values():
             key = entry.source.identity if entry.source is not None else None

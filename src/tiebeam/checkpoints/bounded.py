@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def size_of(path: Path) -> int:
         found = os.stat(path)  # noqa: PTH116 - one call tells both
     except OSError as e:
         raise CheckpointError(f"'{path}' cannot be read", got=e.strerror or str(e)) from e
-    if not path.is_file():
+    if not stat.S_ISREG(found.st_mode):
         raise CheckpointError(f"'{path}' is no file", expected="a file of weights, or a folder that holds one")
     return found.st_size
 

@@ -34,6 +34,7 @@ _PACKED = (".qweight", ".weight_packed", ".weight_quant", ".weight_q", ".q_weigh
 COMPANIONS = (".scales", ".weight_scale", ".weight_scale_inv", ".qzeros", ".SCB", ".absmax", ".zeros",
               ".weight_zero_point", ".weight.absmax", ".weight.quant_map", ".g_idx", ".input_scale")  # fmt: skip
 """What stands beside a quantised weight, by the end that takes the place of ".weight"."""
+_BESIDE = (".bias", *COMPANIONS)
 
 _LOOKUP_WORDS = frozenset(
     "embed embeds embedding embeddings embedder emb embd wte token tokens tok word words lookup".split()
@@ -89,7 +90,7 @@ def find_roles(entries: Mapping[str, Entry], family: Family | None = None, vocab
         >>> found.table, found.readout
         ('a.wte.weight', 'lm_head.weight')
     """
-    fits = {name: entry for name, entry in entries.items() if _could_be(name, entry, family)}
+    fits = {name: entry for name in entries if _may_be(name, family) and _is_matrix(name, entry := entries[name])}
     tables = _by_name(fits, _ends(family.table if family else "", TABLES), vocab)
     readouts = _by_name(fits, _ends(family.readout if family else "", READOUTS), vocab)
     by_words = [r for r in _by_words(fits, _READOUT_WORDS) if r not in tables]
@@ -105,14 +106,17 @@ def find_roles(entries: Mapping[str, Entry], family: Family | None = None, vocab
     return Roles(tuple(tables), tuple(readouts), _alike(tables, fits))
 
 
-def _could_be(name: str, entry: Entry, family: Family | None) -> bool:
-    if entry.shape is not None and len(entry.shape) != 2 and not _is_packed(name):
-        return False
+def _may_be(name: str, family: Family | None) -> bool:
+    """Whether a name can be that of an end: the body's layers and other embeddings are none."""
     if family is not None and _plain(name) in (family.table, family.readout):
         return True
-    if _LAYERED.search(name.lower()) or name.endswith((".bias", *COMPANIONS)):
+    if _LAYERED.search(name.lower()) or name.endswith(_BESIDE):
         return False
     return not _NO_TABLE.intersection(words(name))
+
+
+def _is_matrix(name: str, entry: Entry) -> bool:
+    return entry.shape is None or len(entry.shape) == 2 or _is_packed(name)
 
 
 @lru_cache(maxsize=4096)
@@ -137,8 +141,9 @@ def _is_packed(name: str) -> bool:
 
 def _plain(name: str) -> str:
     """The name that the weight had before it was quantised."""
-    end = next((e for e in _PACKED if name.endswith(e)), "")
-    return f"{name.removesuffix(end)}.weight" if end else name
+    if not name.endswith(_PACKED):
+        return name
+    return f"{name.removesuffix(next(e for e in _PACKED if name.endswith(e)))}.weight"
 
 
 def _by_name(fits: Mapping[str, Entry], ends: Sequence[str], vocab: int | None) -> list[str]:

@@ -7,13 +7,12 @@ is kept as one small tuple until someone asks for it.
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
-from tiebeam.checkpoints.archive import Archive, Entry, Span
+from tiebeam.checkpoints.archive import Archive, Counted, Entry, Span
 from tiebeam.checkpoints.bounded import MOST_ELEMENTS, size_of
 from tiebeam.checkpoints.dtypes import DTYPES, DType
 from tiebeam.errors import CheckpointError
@@ -23,6 +22,8 @@ MOST_HEADER = 100_000_000
 MOST_METADATA = 50_000
 """Pairs of metadata: beyond that it is an attack, and each costs memory."""
 METADATA = "__metadata__"
+_MOST_DIMENSIONS = 64
+_TOO_LARGE = -1
 
 CODES: dict[bytes, DType] = {
     b"F64": DTYPES["float64"], b"F32": DTYPES["float32"], b"F16": DTYPES["float16"], b"BF16": DTYPES["bfloat16"],
@@ -42,11 +43,12 @@ _NAME = re.compile(_S + _STRING + _S + rb":" + _S)
 _DTYPE = re.compile(rb'"dtype"' + _S + rb":" + _S + rb'"([A-Z0-9_]{2,16})"' + _S)
 _SHAPE = re.compile(rb'"shape"' + _S + rb":" + _S + _SIZES + _S)
 _OFFSETS = re.compile(rb'"data_offsets"' + _S + rb":" + _S + _SIZES + _S)
-_TENSOR = re.compile(  # as every writer writes it
-    rb'\{"dtype":"([A-Z0-9_]{2,16})","shape":\[((?:[0-9,]*+))\],"data_offsets":\[([0-9]{1,19}),([0-9]{1,19})\]\}'
+_MEMBER = re.compile(  # name and tensor, as every writer writes them
+    rb'"([^"\\\x00-\x1f]++)":'
+    rb'\{"dtype":"([A-Z0-9_]{2,16})","shape":\[(' + _SIZE + rb"(?:," + _SIZE + rb")*+)?\],"
+    rb'"data_offsets":\[(' + _SIZE + rb"),(" + _SIZE + rb")\]\}"
 )
 _PAIR = re.compile(_S + _STRING + _S + rb":" + _S + _STRING + _S)
-_CANONICAL = re.compile(rb"(?:" + _SIZE + rb"(?:," + _SIZE + rb")*+)?")
 _SPACE = re.compile(_S)
 
 
@@ -59,22 +61,29 @@ class Raw(NamedTuple):
     stop: int
 
 
-class Entries(Mapping[str, Entry]):
+class Entries(Counted):
     """The tensors of one file; an `Entry` is made when it is asked for."""
 
     def __init__(self, file: Path, base: int, raw: dict[str, Raw]) -> None:
-        self._file, self._base, self.raw = file, base, raw
+        self._file, self._base, self.raw, self._name = file, base, raw, file.name
 
     def __getitem__(self, name: str) -> Entry:
         dtype, shape, start, stop = self.raw[name]
         source = Span(self._file, self._base + start, self._base + stop)
-        return Entry(name, shape, dtype, source, file=self._file.name)
+        return Entry(name, shape, dtype, source, file=self._name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.raw)
 
     def __len__(self) -> int:
         return len(self.raw)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.raw
+
+    def held(self) -> tuple[int, int]:
+        found = self.raw.values()  # no two of them overlap
+        return sum(math.prod(r.shape) for r in found), sum(r.stop - r.start for r in found)
 
 
 def read(path: Path) -> Archive:
@@ -145,6 +154,12 @@ class Scanner:
         return self.raw, self.metadata or {}
 
     def _member(self) -> None:
+        found = _MEMBER.match(self.text, self.at)
+        if found is not None:
+            self.at = found.end()
+            name = self._string(found[1])
+            self._keep(name, _raw(name, found[2], found[3] or b"", int(found[4]), int(found[5])))
+            return
         found = _NAME.match(self.text, self.at)
         if found is None:
             raise self._unexpected("a name")
@@ -152,19 +167,15 @@ class Scanner:
         name = self._string(found[1])
         if name == METADATA:
             self._read_metadata()
-        elif name in self.raw:
-            raise CheckpointError("a name stands twice", got=repr(name)[:100])
         else:
-            self.raw[name] = self._tensor(name)
+            self._keep(name, self._tensor(name))
+
+    def _keep(self, name: str, raw: Raw) -> None:
+        if name in self.raw or name == METADATA:
+            raise CheckpointError("a name stands twice, or is not a tensor's", got=repr(name)[:100])
+        self.raw[name] = raw
 
     def _tensor(self, name: str) -> Raw:
-        found = _TENSOR.match(self.text, self.at)
-        if found is not None and _CANONICAL.fullmatch(found[2]):
-            self.at = found.end()
-            return _raw(name, found[1], found[2], (int(found[3]), int(found[4])))
-        return self._tensor_of_any_order(name)
-
-    def _tensor_of_any_order(self, name: str) -> Raw:
         if not self._takes(b"{"):
             raise self._unexpected(f"the tensor {name!r:.60}")
         held: dict[str, bytes] = {}
@@ -184,7 +195,7 @@ class Scanner:
         offsets = _sizes(held["data_offsets"])
         if len(offsets) != 2:
             raise CheckpointError(f"the offsets of {name!r:.60} are no pair", got=repr(offsets[:4]))
-        return _raw(name, held["dtype"], held["shape"], offsets)
+        return _raw(name, held["dtype"], held["shape"], *offsets)
 
     def _read_metadata(self) -> None:
         if self.metadata is not None:
@@ -223,6 +234,9 @@ class Scanner:
         self.at = found.end() if found else self.at
 
     def _takes(self, mark: bytes) -> bool:
+        if self.text[self.at : self.at + 1] == mark:
+            self.at += 1
+            return True
         self._skip()
         there = self.text[self.at : self.at + 1] == mark
         self.at += there
@@ -240,21 +254,29 @@ def _sizes(text: bytes) -> tuple[int, ...]:
     return tuple(map(int, text.split(b","))) if text.strip() else ()
 
 
-def _raw(name: str, code: bytes, shape: bytes, offsets: Any) -> Raw:
-    dtype = CODES.get(code)
+def _raw(name: str, code: bytes, shape: bytes, start: int, stop: int) -> Raw:
+    dtype, sizes, length = _described(code, shape)
     if dtype is None:
         raise CheckpointError(f"the dtype of {name!r:.60} is not known", got=repr(code))
-    sizes, (start, stop) = _sizes(shape), offsets
-    elements = math.prod(sizes) if len(sizes) < 65 else MOST_ELEMENTS
-    if elements >= MOST_ELEMENTS:
+    if length == _TOO_LARGE:
         raise CheckpointError(f"the shape of {name!r:.60} is too large", got=repr(sizes[:8]))
-    if dtype.nbytes(elements) != stop - start:
+    if length != stop - start:
         raise CheckpointError(
             f"the range of {name!r:.60} is not the size of its shape",
             got=f"{stop - start:,} bytes",
             expected=f"{sizes[:8]} of {dtype.name}",
         )
     return Raw(dtype, sizes, start, stop)
+
+
+@lru_cache(maxsize=512)
+def _described(code: bytes, shape: bytes) -> tuple[DType | None, tuple[int, ...], int | None]:
+    """Dtype, shape and bytes: the layers of a model repeat a few of them."""
+    dtype, sizes = CODES.get(code), _sizes(shape)
+    elements = math.prod(sizes) if len(sizes) <= _MOST_DIMENSIONS else MOST_ELEMENTS
+    if elements >= MOST_ELEMENTS:
+        return dtype, sizes, _TOO_LARGE
+    return dtype, sizes, None if dtype is None else dtype.nbytes(elements)
 
 
 def _check_ranges(raw: dict[str, Raw], room: int) -> None:
@@ -264,18 +286,14 @@ def _check_ranges(raw: dict[str, Raw], room: int) -> None:
         raise CheckpointError(
             f"the file ends before {beyond!r:.60} does", got=f"{room:,} bytes after the header", expected="all of it"
         )
-    starts = np.fromiter((r.start for r in raw.values()), np.int64, len(raw))
-    stops = np.fromiter((r.stop for r in raw.values()), np.int64, len(raw))
-    order = np.lexsort((stops, starts))
-    expected = np.concatenate(([0], stops[order]))
-    wrong = np.flatnonzero(expected[:-1] != starts[order])
-    if len(wrong):
-        name = list(raw)[order[wrong[0]]]
-        overlaps = starts[order[wrong[0]]] < expected[wrong[0]]
-        raise CheckpointError(
-            f"the range of {name!r:.60} {'overlaps another' if overlaps else 'leaves a hole before it'}",
-            got=f"a start at {starts[order[wrong[0]]]:,}",
-            expected=f"{expected[wrong[0]]:,}",
-        )
-    if expected[-1] != room:
-        raise CheckpointError("the tensors do not fill the file", got=f"{room:,} bytes", expected=f"{expected[-1]:,}")
+    end = 0
+    for start, stop, name in sorted((r.start, r.stop, n) for n, r in raw.items()):
+        if start != end:
+            raise CheckpointError(
+                f"the range of {name!r:.60} {'overlaps another' if start < end else 'leaves a hole before it'}",
+                got=f"a start at {start:,}",
+                expected=f"{end:,}",
+            )
+        end = stop
+    if end != room:
+        raise CheckpointError("the tensors do not fill the file", got=f"{room:,} bytes", expected=f"{end:,}")

@@ -1,10 +1,10 @@
 """An index of shards: which file holds which tensor, with or without the files themselves."""
 
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
-from tiebeam.checkpoints.archive import Archive, Entry
+from tiebeam.checkpoints.archive import Archive, Counted, Entry
 from tiebeam.checkpoints.bounded import read_json
 from tiebeam.errors import CheckpointError
 
@@ -14,7 +14,7 @@ MOST_NAMES = 5_000_000
 Reader = Callable[[Path], Archive]
 
 
-class Shards(Mapping[str, Entry]):
+class Shards(Counted):
     """The tensors that an index names, each made from its own file's header when it is asked for."""
 
     def __init__(self, where: dict[str, str], shards: Mapping[str, Archive]) -> None:
@@ -31,6 +31,13 @@ class Shards(Mapping[str, Entry]):
 
     def __len__(self) -> int:
         return len(self._where)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._where
+
+    def held(self) -> tuple[int, int]:
+        sizes = [shard.held() for shard in self._shards.values()]
+        return sum(elements for elements, _ in sizes), sum(size for _, size in sizes)
 
 
 def read(path: Path, reader: Reader) -> Archive:
@@ -62,6 +69,7 @@ def read(path: Path, reader: Reader) -> Archive:
         totals=_totals(index),
         missing=tuple(n for n in names if n not in shards) if shards else (),
         strays=tuple(strays),
+        has_values=bool(shards),
     )
 
 
@@ -77,8 +85,8 @@ def _weight_map(index: Mapping[str, Any], path: Path) -> dict[str, str]:
             expected=f"at most {MOST_NAMES:,} in {MOST_SHARDS:,}",
         )
     for file in files:
-        place = PurePath(file)
-        if place.is_absolute() or place.drive or ".." in place.parts or "\x00" in file or "\\" in file:
+        parts = file.split("/")
+        if not all(parts) or ".." in parts or any(c in file for c in "\0\\:"):
             raise CheckpointError(
                 f"'{path}' names a file outside its folder", got=repr(file)[:200], expected="files beside the index"
             )
