@@ -200,7 +200,7 @@ def _vocabulary(facts: Facts) -> Iterator[Finding]:
     table, vocab = facts.table, facts.vocab
     if table is None or table.shape is None or vocab is None or len(table.shape) != 2:
         return
-    rows = max(table.shape) if table.shape[1] == vocab or table.shape[0] < table.shape[1] else table.shape[0]
+    rows = table.shape[0]
     if vocab in table.shape:
         return
     if 0 < rows - vocab <= max(1024, rows // 10):
