@@ -175,9 +175,9 @@ def _config(facts: Facts) -> Iterator[Finding]:
         reads = "which one is read is not known" if facts.tying.effective is None else (
             f"transformers 5 builds {'one table' if facts.tying.effective else 'two tables'}"
         )  # fmt: skip
-        contradicts = facts.tying.family is None or facts.tying.effective is not facts.ties or not said.scopes_agree
+        sure = facts.tying.family is not None and facts.tying.effective is (facts.readout is None)
         yield Finding(
-            "config-scopes-disagree", "warning" if contradicts else "info", "",
+            "config-scopes-disagree", "info" if sure else "warning", "",
             f"{', '.join(words)}: {reads}, other runtimes may read another scope",
             hint=f"write the same {FLAG} in every scope",
         )  # fmt: skip
