@@ -13,6 +13,8 @@ INNER = ("text_config", "decoder", "thinker_config")
 FLAG = "tie_word_embeddings"
 SAID: tuple[dict[str, bool], ...] = ({}, {FLAG: False}, {FLAG: True})
 READOUTS = ("loss", "embed_out", "head", "decoder", "output", "proj", "generator", "cls", "unembed")
+# FSMT ties its ends in a method of its own, where the flag is true, and declares no keys.
+UNDECLARED = {"fsmt": ("model.decoder.output_projection.weight", "model.decoder.embed_tokens.weight")}
 LOOKUPS = ("embed", "shared", "wte", "emb", "w")
 
 
@@ -36,7 +38,7 @@ def family(kind: str) -> dict[str, Any] | None:
     classes = list(_classes(kind))
     if not classes:
         return None
-    _, pair = next(((c, p) for c in classes if (p := _pair(c)) is not None), (classes[0], None))
+    _, pair = next(((c, p) for c in classes if (p := _pair(c)) is not None), (classes[0], UNDECLARED.get(kind)))
     config = CONFIG_MAPPING[kind]
     subs = getattr(config, "sub_configs", None) or {}
     inner = next((name for name in INNER if name in subs), None)

@@ -69,6 +69,8 @@ def judge(archive: Archive, table: str | None = None, readout: str | None = None
     tying = _tying(archive)
     vocab = declare(archive.config).vocab if archive.config is not None else None
     roles = _named(find_roles(archive.entries, tying.family, vocab), archive, table, readout)
+    if roles.table is None and len(roles.readouts) == 1 and tying.effective is True:
+        roles = Roles(tables=roles.readouts)  # a tied file keeps one name, and this one kept the readout's
     lookup = archive.entries[roles.table] if roles.table else None
     head = archive.entries[roles.readout] if roles.readout else None
     names = aliases(archive.metadata, archive.entries)

@@ -102,7 +102,10 @@ def find_roles(entries: Mapping[str, Entry], family: Family | None = None, vocab
     if not tables:
         return _by_shape(fits, readouts, vocab)
     tables = _paired(tables, readouts or by_words, fits)
-    readouts = readouts or _fitting(fits, tables, by_words) or _of_one_layer(fits, tables) or _left_over(fits, tables)
+    if family is None or not family.readout:  # a known family would call it by its name
+        readouts = (
+            readouts or _fitting(fits, tables, by_words) or _of_one_layer(fits, tables) or _left_over(fits, tables)
+        )
     tables = [t for t in tables if t not in readouts]
     return Roles(tuple(tables), tuple(readouts), _alike(tables, fits))
 
