@@ -133,6 +133,46 @@ def inspect_command(
     raise typer.Exit(code)
 
 
+@app.command("measure")
+def measure_command(
+    target: TargetArg,
+    *,
+    data: Annotated[
+        str, typer.Option("--data", "-d", metavar="FILE", help="Text; ids in .npy, .npz, .json; or module:callable.")
+    ],
+    rows: Annotated[int, typer.Option("--rows", min=1, help="Sequences taken from a text or a list of ids.")] = 4,
+    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of each.")] = 128,
+    spectrum: Annotated[bool, typer.Option("--spectrum", help="Decompose the tables too.")] = False,
+    form: FormatOpt = None,
+    output: OutputOpt = None,
+    backend: BackendOpt = None,
+    imports: ImportOpt = None,
+    seed: SeedOpt = 0,
+    debug: DebugOpt = False,
+) -> None:
+    """Run one batch forward and backward and report what each role of the tables sends.
+
+    Says the loss, what the logits do with the token just read, and the gradient of lookup and readout apart.
+    Text is read by the target's own tokenizer, and byte by byte where it has none. Nothing is changed.
+    """
+    with outcome(debug):
+        check_file(output)
+        form = form or format_for(output)
+        import tiebeam
+        from tiebeam.cli.building import PASS, seeded
+        from tiebeam.cli.data import batch_of
+
+        with stdout_kept_clean():
+            found = _resolve(target, meta=False, seed=seed, backend=backend, imports=imports)
+            batch, said = batch_of(data, target, found, rows=rows, tokens=tokens)
+            note(f"note: measured on {said}")
+            if found.weights == "random":
+                note("note: the weights are random")
+            with seeded(seed, part=PASS):
+                measured = tiebeam.measure(found.model, batch, params=found.params, spectrum=spectrum)
+        show(measured, form, output)
+
+
 @app.command("init")
 def init_command(
     target: TargetArg,

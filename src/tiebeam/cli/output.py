@@ -17,6 +17,7 @@ from tiebeam.errors import TargetError, TiebeamError
 
 if TYPE_CHECKING:
     from tiebeam.core.checkpoint import CheckpointReport
+    from tiebeam.core.measurement import Measurement
     from tiebeam.core.report import Report
 
 HEALTHY, UNHEALTHY, COULD_NOT_LOOK, INTERRUPTED = 0, 1, 2, 130
@@ -77,20 +78,25 @@ def exit_code(report: "Report | CheckpointReport", fail_on: FailOn) -> int:
     return UNHEALTHY if any(f.severity in _FAILS[fail_on] for f in report.findings) else HEALTHY
 
 
-def show(report: "Report | CheckpointReport", form: Format, output: Path | None) -> None:
+def show(report: "Report | CheckpointReport | Measurement", form: Format, output: Path | None) -> None:
     """Print a report, or write it to a file that appears whole or not at all."""
     if output is not None:
         write_text(output, _rendered(report, form) + "\n")
         note(f"wrote {output}")
     elif form is Format.text:
-        from tiebeam.reports.text import to_text
-
-        typer.echo(to_text(report), color=True)  # to_text has decided; echo must not strip
+        typer.echo(_for_terminal(report), color=True)  # which has decided; echo must not strip
     else:
         typer.echo(_rendered(report, form))
 
 
-def _rendered(report: "Report | CheckpointReport", form: Format) -> str:
+def _for_terminal(report: "Report | CheckpointReport | Measurement") -> str:
+    from tiebeam.core.measurement import Measurement
+    from tiebeam.reports import measured, text
+
+    return measured.to_text(report) if isinstance(report, Measurement) else text.to_text(report)
+
+
+def _rendered(report: "Report | CheckpointReport | Measurement", form: Format) -> str:
     if form is Format.text:
         return str(report)
     how = {Format.markdown: report.to_markdown, Format.json: report.to_json, Format.html: report.to_html}

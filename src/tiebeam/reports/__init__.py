@@ -1,9 +1,11 @@
-"""Renderers: pure functions of a report, registered by name; none is imported until it runs."""
+"""Renderers: pure functions of reports and measurements, registered by name; none is imported until it runs."""
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 from tiebeam.core.checkpoint import CheckpointReport
+from tiebeam.core.measurement import Measurement
 from tiebeam.core.report import Report
 
 _PLACES = {
@@ -15,15 +17,14 @@ _PLACES = {
 }
 
 
-def _lazy(module: str, function: str) -> Callable[[Report | CheckpointReport], str]:
-    def render(report: Report | CheckpointReport) -> str:
-        found: Callable[[Report | CheckpointReport], str] = getattr(
-            importlib.import_module(f"{__name__}.{module}"), function
-        )
-        return found(report)
+def _lazy(module: str, function: str) -> Callable[[Any], str]:
+    def render(shown: Any) -> str:
+        found: Callable[[Any], str] = getattr(importlib.import_module(f"{__name__}.{module}"), function)
+        return found(shown)
 
     return render
 
 
 Report.renderers.update({kind: _lazy(*place) for kind, place in _PLACES.items()})
 CheckpointReport.renderers.update({kind: _lazy(*place) for kind, place in _PLACES.items()})
+Measurement.renderers.update({kind: _lazy("measured", f"to_{kind}") for kind in ("markdown", "json", "html")})

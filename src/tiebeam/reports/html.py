@@ -48,9 +48,9 @@ def to_html(
     body.append(element("p", said.subtitle, class_="soft"))
     if curves is not None:
         known = _log_vocab(report) if log_vocab is None else log_vocab
-        body += [element("h2", "Loss curves"), _panel(charts.chart(curves, known))]
+        body += [element("h2", "Loss curves"), panel(charts.chart(curves, known))]
     body += [_extra(*section) for section in extra]
-    body += [_panel(rows_table(section.rows)) for section in said.sections]
+    body += [panel(rows_table(section.rows)) for section in said.sections]
     body += [_table(t) for t in said.tables]
     body += [element("h2", "Findings")] if said.findings else []
     body += [_finding(f) for f in said.findings]
@@ -59,10 +59,11 @@ def to_html(
         body += [element("h2", "Notes"), element("ul", *(element("li", phrase(n)) for n in said.notes))]
     seen = f", with {', '.join(said.versions)}" if said.versions else ""
     body.append(element("footer", f"Written by tiebeam{seen}."))
-    return _document(heading, element("main", *body))
+    return document(heading, element("main", *body))
 
 
-def _document(title: str, body: Markup) -> str:
+def document(title: str, body: Markup) -> str:
+    """A whole page with its style."""
     css = files("tiebeam.reports").joinpath("page.css").read_text(encoding="utf-8")
     head = joined(
         Markup('<meta charset="utf-8">'),
@@ -75,13 +76,14 @@ def _document(title: str, body: Markup) -> str:
     return f"<!DOCTYPE html>\n{page}\n"
 
 
-def _panel(*children: str, style: str = "") -> Markup:
+def panel(*children: str, style: str = "") -> Markup:
+    """A framed part of the page."""
     return element("section", *children, class_=f"panel {style}".strip())
 
 
 def _table(part: TablePart) -> Markup:
     flow = element("p", part.flow_line, class_="flow")
-    drawn = _panel(beam.roof(part.table), flow, rows_table(part.rows))
+    drawn = panel(beam.roof(part.table), flow, rows_table(part.rows))
     return joined(element("h2", "Table ", phrase((part.name,))), drawn)
 
 
@@ -92,7 +94,7 @@ def rows_table(rows: tuple[Row, ...]) -> Markup:
 
 
 def _finding(finding: FindingPart) -> Markup:
-    return _panel(element("h3", *finding_head(finding)), *finding_body(finding), style=f"finding {finding.severity}")
+    return panel(element("h3", *finding_head(finding)), *finding_body(finding), style=f"finding {finding.severity}")
 
 
 def finding_head(finding: FindingPart) -> tuple[Markup, ...]:
@@ -109,17 +111,17 @@ def finding_body(finding: FindingPart) -> list[Markup]:
 
 
 def _init(part: InitPart) -> Markup:
-    return joined(element("h2", "Initialisation of ", phrase((part.name,))), _panel(rows_table(part.rows)))
+    return joined(element("h2", "Initialisation of ", phrase((part.name,))), panel(rows_table(part.rows)))
 
 
 def _extra(heading: str, content: str | Sequence[Sequence[str]]) -> Markup:
     if isinstance(content, str):
-        return joined(element("h2", heading), _panel(element("p", content)))
+        return joined(element("h2", heading), panel(element("p", content)))
     titles, *rows = content
     head = element("thead", element("tr", *(element("th", t, scope="col") for t in titles)))
     body = element("tbody", *(_cells(row) for row in rows))
     table = element("div", element("table", head, body), class_="tb-scroll")
-    return joined(element("h2", heading), _panel(table))
+    return joined(element("h2", heading), panel(table))
 
 
 def _cells(row: Sequence[str]) -> Markup:

@@ -51,12 +51,7 @@ def to_text(
         Tiny: no vocabulary table, healthy
         torch, 8 parameters
     """
-    page = Page(
-        width=max(width or min(shutil.get_terminal_size((80, 24)).columns, _MOST), _LEAST),
-        color=_wants_color() if color is None else color,
-        encoding=encoding or getattr(sys.stdout, "encoding", None) or "utf-8",
-        folds_code=width is not None,
-    )
+    page = page_for(width=width, color=color, encoding=encoding)
     said = parts(report)
     page.line(page.text(said.verdict, f"bold {_TONES[said.tone]}"))
     page.line(page.text(said.subtitle, "dim"))
@@ -74,6 +69,16 @@ def to_text(
     for note in said.notes:
         page.line(page.text("note: ", "dim"), *_spans(page, note))
     return page.finish()
+
+
+def page_for(*, width: int | None = None, color: bool | None = None, encoding: str | None = None) -> Page:
+    """An empty page; see `to_text` for what is taken where nothing is said."""
+    return Page(
+        width=max(width or min(shutil.get_terminal_size((80, 24)).columns, _MOST), _LEAST),
+        color=_wants_color() if color is None else color,
+        encoding=encoding or getattr(sys.stdout, "encoding", None) or "utf-8",
+        folds_code=width is not None,
+    )
 
 
 def _wants_color() -> bool:

@@ -16,6 +16,7 @@ from tiebeam.backends.torch.containers import tensors_of
 from tiebeam.backends.torch.control import CONTROL
 from tiebeam.backends.torch.measuring import Objective
 from tiebeam.backends.torch.measuring_session import checkpoints_in_sight, gradients_aside
+from tiebeam.backends.torch.parts import sharded
 from tiebeam.backends.torch.roles import backward
 from tiebeam.backends.torch.schema import schema_of
 from tiebeam.backends.torch.session import neutral, unwrapped
@@ -96,6 +97,12 @@ class Moves:
         self.std = float(torch.linalg.vector_norm(rows)) / max(1, rows.numel()) ** 0.5 or 1.0
         self._objective = Objective.of(traced, asked, request)
         loss = self._objective(result, returned)
+        if not bool(torch.isfinite(loss.detach())):
+            raise InputError(
+                "the loss is not finite: it has no slope to compare with",
+                got=f"a loss of {float(loss.detach())}",
+                hint="tiebeam.measure(model, batch) says what else is not",
+            )
         exact = loss.dtype if _sharp(traced.graph) else torch.float32
         self.step, self.eps = STEPS.get(exact, 5e-2), torch.finfo(exact).eps / 2
         if exact != loss.dtype:
@@ -159,6 +166,13 @@ def _sharp(graph: Graph) -> bool:
 
 
 def _copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    if name := next((n for n, p in model.named_parameters() if sharded(p)), None):
+        raise InputError(
+            f"{type(model).__name__} lies in shards, and a check moves rows of its table",
+            got=f"{name!r} of several processes",
+            expected="a model that is whole",
+            hint="check it before it is sharded",
+        )
     try:
         twin = copy.deepcopy(unwrapped(model))
     except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError) as error:
