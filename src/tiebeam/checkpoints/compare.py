@@ -130,6 +130,7 @@ def _rounds_to(x: Array, y: Array, dx: DType, dy: DType) -> bool:
     return bool(np.array_equal(cast.view(bits), np.ascontiguousarray(y).view(bits)))
 
 
+@np.errstate(invalid="ignore", over="ignore")  # NaN and infinities are someone's values too
 def gap_of(x: Array, y: Array, dx: DType, dy: DType) -> Gap | None:
     """How far apart two matrices of one shape are, over rows spread evenly; None where they are no floats."""
     if dx.kind != "float" or dy.kind != "float" or not x.size:
@@ -147,6 +148,7 @@ def gap_of(x: Array, y: Array, dx: DType, dy: DType) -> Gap | None:
     return Gap(largest, distance, differing, seen, len(x))
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def std_of(entry: Entry) -> float | None:
     """Root mean square of rows spread evenly; None without values that can be decoded."""
     if entry.source is None or entry.dtype is None or entry.dtype.kind != "float" or not entry.elements:

@@ -108,7 +108,7 @@ def encode(values: Array, dtype: DType) -> Array | None:
     if dtype.name in _EIGHT:
         return _rounded_to_eight(values, dtype.name)
     if dtype.name in ("float64", "float32", "float16"):
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             return values.astype(dtype.carrier)
     return None
 

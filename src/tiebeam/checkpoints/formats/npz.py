@@ -1,18 +1,29 @@
 """NumPy's zip of arrays: each member says its own shape, dtype and order."""
 
 import math
+import re
 import zlib
-from io import BytesIO
 from pathlib import Path
 
-import numpy as np
-
 from tiebeam.checkpoints.archive import Archive, Entry, Source, Span
-from tiebeam.checkpoints.dtypes import DTYPES, Array, DType
+from tiebeam.checkpoints.dtypes import DTYPES, Array
 from tiebeam.checkpoints.formats.zips import Member, Packed, members, source_of
 from tiebeam.errors import CheckpointError
 
 _MOST_HEADER = 10_000  # NumPy's own limit
+_MOST_DIMENSIONS = 64
+_HEADER = re.compile(
+    rb"\{'descr': ('[^']{1,16}'|\[[ -~]*\]), 'fortran_order': (True|False), "
+    rb"'shape': \(((?:[0-9]{1,18}, ?)*(?:[0-9]{1,18})?)\),? ?\}[ ]*\n?"
+)
+CODES = {
+    **{f"'<{k}{n // 8}'": DTYPES[f"{name}{n}"] for k, name, sizes in (
+        ("f", "float", (16, 32, 64)), ("i", "int", (16, 32, 64)), ("u", "uint", (16, 32, 64)),
+    ) for n in sizes},
+    "'|i1'": DTYPES["int8"], "'|u1'": DTYPES["uint8"], "'|b1'": DTYPES["bool"],
+    "'<c8'": DTYPES["complex64"], "'<c16'": DTYPES["complex128"],
+    "'|V2'": DTYPES["bfloat16"], "'<V2'": DTYPES["bfloat16"],  # as NumPy saves that of ml_dtypes
+}  # fmt: skip
 
 
 def read(path: Path) -> Archive:
@@ -29,58 +40,51 @@ def read(path: Path) -> Archive:
 
 def _entry(path: Path, member: Member) -> Entry:
     source = source_of(path, member)
-    head = _head(source)
-    try:
-        shape, fortran, dtype, start = _header(head)
-    except (ValueError, SyntaxError, TypeError, RecursionError) as e:
-        raise CheckpointError(f"{member.name!r:.80} in '{path}' is no array", got=str(e)[:200]) from e
-    known = _known(dtype)
-    if known is None:
+    where = f"{member.name!r:.80} in '{path}'"
+    code, shape, fortran, start = _header(_head(source), where)
+    dtype = CODES.get(code)
+    if dtype is None:
+        raise CheckpointError(f"{where} has a dtype that is not read", got=code[:80], expected="numbers, little-endian")
+    length = dtype.nbytes(math.prod(shape))
+    if length is None or start + length != member.size:
         raise CheckpointError(
-            f"{member.name!r:.80} in '{path}' has a dtype that is not read", got=str(dtype), expected="numbers"
-        )
-    elements = math.prod(shape)
-    if start + elements * dtype.itemsize != member.size:
-        raise CheckpointError(
-            f"{member.name!r:.80} in '{path}' is not the size of its shape",
+            f"{where} is not the size of its shape",
             got=f"{member.size - start:,} bytes",
-            expected=f"{shape} of {dtype}",
+            expected=f"{shape[:8]} of {dtype.name}",
         )
     strides = tuple(math.prod(shape[:i]) for i in range(len(shape))) if fortran and len(shape) > 1 else None
     values: Source = Span(path, source.start + start, source.stop) if isinstance(source, Span) else Tail(source, start)
-    return Entry(member.name.removesuffix(".npy"), shape, known, values, strides, path.name)
+    return Entry(member.name.removesuffix(".npy"), shape, dtype, values, strides, path.name)
 
 
 def _head(source: Source) -> bytes:
     """The first bytes of a member: a packed one is unpacked no further than that."""
-    if isinstance(source, Packed):
-        with source.file.open("rb") as file:
-            file.seek(source.start)
-            return zlib.decompressobj(-15).decompress(
-                file.read(min(source.stored, 2 * _MOST_HEADER)), _MOST_HEADER + 16
-            )
-    return source.open()[: _MOST_HEADER + 16].tobytes()
+    if not isinstance(source, Packed):
+        return source.open()[:_MOST_HEADER].tobytes()
+    with source.file.open("rb") as file:
+        file.seek(source.start)
+        packed = file.read(min(source.stored, 2 * _MOST_HEADER))
+    try:
+        return zlib.decompressobj(-15).decompress(packed, _MOST_HEADER)
+    except zlib.error as e:
+        raise CheckpointError(f"a member of '{source.file}' does not unpack", got=str(e)) from e
 
 
-def _header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
-    """Shape, whether in Fortran's order, dtype, and where the values begin."""
-    stream = BytesIO(head)
-    version = np.lib.format.read_magic(stream)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"format version {version}")
-    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = reader(stream, max_header_size=_MOST_HEADER)
-    if not all(0 <= n < 2**62 for n in shape) or len(shape) > 64:
-        raise ValueError(f"a shape of {shape}")
-    return shape, bool(fortran), dtype, stream.tell()
+def _header(head: bytes, where: str) -> tuple[str, tuple[int, ...], bool, int]:
+    """Code of the dtype, shape, whether in Fortran's order, and where the values begin.
 
-
-def _known(dtype: np.dtype[np.generic]) -> DType | None:
-    if dtype.byteorder == ">" or dtype.hasobject or dtype.fields:
-        return None
-    if dtype.kind == "V" and dtype.itemsize == 2:  # how NumPy saves the bfloat16 of ml_dtypes
-        return DTYPES["bfloat16"]
-    return DTYPES.get(dtype.name)
+    NumPy's own reader evaluates the header as Python; this one knows the one form in which it is written.
+    """
+    version, wide = head[6:8], head[6:7] == b"\2"
+    long = int.from_bytes(head[8:12] if wide else head[8:10], "little")
+    start = (12 if wide else 10) + long
+    text = head[start - long : start]
+    found = _HEADER.fullmatch(text)
+    sizes = [n for n in found[3].split(b",") if n.strip()] if found is not None else []
+    sound = head[:6] == b"\x93NUMPY" and version in (b"\1\0", b"\2\0") and len(text) == long
+    if found is None or not sound or len(sizes) > _MOST_DIMENSIONS:
+        raise CheckpointError(f"{where} is no array", got=repr(head[:80]), expected="a header as NumPy writes it")
+    return found[1].decode(), tuple(int(n) for n in sizes), found[2] == b"True", start
 
 
 class Tail:
