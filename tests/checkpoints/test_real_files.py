@@ -40,6 +40,17 @@ def test_a_file_of_transformers_is_judged_as_its_model_is(name: str, tie: bool, 
     assert found.elements == sum(a.size for a in load_file(tmp_path / "model.safetensors").values())
 
 
+def test_a_live_config_can_be_given(tmp_path: Path) -> None:
+    model = tiny("GPT2LMHeadModel")
+    model.save_pretrained(tmp_path)
+    (tmp_path / "config.json").unlink()
+    assert inspect(tmp_path).state == "no-readout"
+    found = inspect(tmp_path, model.config)
+    assert (found.state, found.effective, found.vocab) == ("omitted", True, model.config.vocab_size)
+    whole = inspect(tmp_path, captioner().config)
+    assert whole.effective is True
+
+
 def test_an_encoder_alone_is_a_backbone(tmp_path: Path) -> None:
     tiny("T5EncoderModel").save_pretrained(tmp_path)
     found = inspect(tmp_path)

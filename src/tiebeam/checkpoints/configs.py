@@ -1,10 +1,12 @@
 """Config files: JSON, and the JSON with comments that GPT-NeoX trains from."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tiebeam.checkpoints.bounded import MOST_JSON, parse_json, size_of
+from tiebeam.checkpoints.scopes import ABSENT, fields, read, walk
 from tiebeam.errors import CheckpointError
 
 _LOOSE = (".yml", ".yaml")
@@ -28,6 +30,24 @@ def read_config(path: Path) -> dict[str, Any]:
     if path.suffix in _LOOSE:
         text = without_comments(text.decode("utf-8", "replace")).encode()
     return parse_json(text, str(path))
+
+
+def as_mapping(config: object) -> Mapping[str, Any]:
+    """A config object's fields as a mapping, its nested configs too; a mapping is returned as it is.
+
+    Only data is read: no property or method of the object runs.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> as_mapping(SimpleNamespace(vocab_size=64, text_config=SimpleNamespace(width=8)))
+        {'vocab_size': 64, 'text_config': {'width': 8}}
+    """
+    if isinstance(config, Mapping):
+        return config
+    inner = {path: scope for path, scope in walk(config) if path and "." not in path}
+    made = {name: as_mapping(inner[name]) if name in inner else value for name, value in fields(config).items()}
+    kind = read(config, "model_type")  # of a class, not of its instances
+    return made if kind is ABSENT or "model_type" in made else {"model_type": kind, **made}
 
 
 def without_comments(text: str) -> str:

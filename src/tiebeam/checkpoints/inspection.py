@@ -1,8 +1,6 @@
 """Look at a checkpoint: headers first, values only where the verdict needs them."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tiebeam.checkpoints.archive import Archive
 from tiebeam.checkpoints.findings import checkpoint_findings
@@ -13,7 +11,7 @@ from tiebeam.core.checkpoint import CheckpointReport
 
 def inspect(
     path: str | Path,
-    config: Mapping[str, Any] | str | Path | None = None,
+    config: object = None,
     *,
     table: str | None = None,
     readout: str | None = None,
@@ -26,7 +24,7 @@ def inspect(
     Args:
         path: A file of safetensors, PyTorch (zip), GGUF, Keras, npz or llama2.c; an index of shards, with or without
             them; or a folder that holds one.
-        config: A config, or its file or folder; by default `config.json` beside the file.
+        config: A config as a mapping or an object, or its file or folder; by default `config.json` beside the file.
         table: Name of the table, where it cannot be told from names and shapes.
         readout: Name of the readout, likewise.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tiebeam.checkpoints.archive import Archive
 from tiebeam.checkpoints.bounded import read_json, size_of
+from tiebeam.checkpoints.configs import as_mapping, read_config
 from tiebeam.errors import CheckpointError
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
@@ -22,12 +23,12 @@ _PATTERNS = ("*.safetensors.index.json", "*.bin.index.json", "*.safetensors", "*
 _MAGIC = {b"GGUF": "gguf", b"\x89HDF": "keras_h5"}
 
 
-def open_archive(path: str | Path, config: Mapping[str, Any] | str | Path | None = None) -> Archive:
+def open_archive(path: str | Path, config: object = None) -> Archive:
     """Read the headers of a checkpoint.
 
     Args:
         path: A file, an index, or a folder that holds one.
-        config: The config; by default `config.json` beside the file.
+        config: The config as a mapping or an object, or its file or folder; by default `config.json` beside the file.
 
     Returns:
         Names, shapes, dtypes and places of everything it holds; no value has been read.
@@ -123,9 +124,5 @@ def _beside(file: Path, name: str) -> Mapping[str, Any] | None:
     return read_json(place) if place.is_file() else None
 
 
-def _config(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
-    if isinstance(config, Mapping):
-        return config
-    from tiebeam.checkpoints.configs import read_config
-
-    return read_config(Path(config))
+def _config(config: object) -> Mapping[str, Any]:
+    return read_config(Path(config)) if isinstance(config, str | Path) else as_mapping(config)

@@ -25,7 +25,7 @@ def fix(
     path: str | Path,
     out: str | Path,
     *,
-    config: Mapping[str, Any] | str | Path | None = None,
+    config: object = None,
     tie: bool | None = None,
     on_conflict: OnConflict = "error",
     table: str | None = None,
