@@ -16,12 +16,24 @@ from tiebeam import reports as reports
 
 if TYPE_CHECKING:
     from tiebeam import checkpoints as checkpoints
-    from tiebeam.api import Watch, check_gradients, initialize, initialize_params, inspect, inspect_optimizer, measure
+    from tiebeam.api import (
+        Watch,
+        advise,
+        check_gradients,
+        initialize,
+        initialize_params,
+        inspect,
+        inspect_optimizer,
+        measure,
+        sensitivity,
+    )
+    from tiebeam.core.advice import Advice
     from tiebeam.core.checkpoint import CheckpointReport
     from tiebeam.core.facts import Lookup, Readout, Table
     from tiebeam.core.gradient_check import GradientCheck
     from tiebeam.core.measurement import Measurement
     from tiebeam.core.report import Finding, Report
+    from tiebeam.core.sensitivity import Sensitivity
     from tiebeam.errors import (
         BackendError,
         CheckpointError,
@@ -37,6 +49,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Advice",
     "BackendError",
     "CheckpointError",
     "CheckpointReport",
@@ -48,6 +61,7 @@ __all__ = [
     "RangeError",
     "Readout",
     "Report",
+    "Sensitivity",
     "ShapeError",
     "Table",
     "TargetError",
@@ -55,29 +69,35 @@ __all__ = [
     "TraceError",
     "UnhealthyTie",
     "Watch",
+    "advise",
     "check_gradients",
     "initialize",
     "initialize_params",
     "inspect",
     "inspect_optimizer",
     "measure",
+    "sensitivity",
 ]
 
 _HOMES = {
     "tiebeam.api": (
         "Watch",
+        "advise",
         "check_gradients",
         "initialize",
         "initialize_params",
         "inspect",
         "inspect_optimizer",
         "measure",
+        "sensitivity",
     ),
+    "tiebeam.core.advice": ("Advice",),
     "tiebeam.core.checkpoint": ("CheckpointReport",),
     "tiebeam.core.facts": ("Lookup", "Readout", "Table"),
     "tiebeam.core.gradient_check": ("GradientCheck",),
     "tiebeam.core.measurement": ("Measurement",),
     "tiebeam.core.report": ("Finding", "Report"),
+    "tiebeam.core.sensitivity": ("Sensitivity",),
 }
 # One module for each framework that someone builds in; they import it.
 _FRAMEWORKS = ("equinox", "jax", "keras", "linen", "nnx", "torch")

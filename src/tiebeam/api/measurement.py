@@ -71,7 +71,7 @@ def measure(
         0.0
     """
     asked = {"keep": grad, "gram": spectrum, "since": since, "optimizer": optimizer}
-    backend, args, kwargs, request = _prepared(Differentiable, model, batch, params, loss, **asked)
+    backend, args, kwargs, request = prepared(Differentiable, model, batch, params, loss, **asked)
     try:
         traced, found, passed = backend.differentiate(args, kwargs, request)
     except RefusedError as refused:
@@ -127,7 +127,7 @@ def check_gradients(
         >>> found.ok, found.lookup, found.readout, found.wrong_rows
         (True, 'kept', 'kept', 0)
     """
-    backend, args, kwargs, request = _prepared(Movable, model, batch, params, loss)
+    backend, args, kwargs, request = prepared(Movable, model, batch, params, loss)
     try:
         table, notes = backend.movable(args, kwargs, request)
     except RefusedError as refused:
@@ -135,7 +135,7 @@ def check_gradients(
     return check(table, rows=rows, seed=seed, tolerance=tolerance, notes=notes)
 
 
-def _prepared(
+def prepared(
     able: type, model: Any, batch: Any, params: Any, loss: Loss | None, **asked: Any
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any], Request]:
     """The backend, the model's arguments, and what is asked of the pass."""
@@ -144,7 +144,7 @@ def _prepared(
         raise BackendError(
             f"models of {backend.framework} cannot be measured yet",
             got=backend.name,
-            expected="a model of PyTorch, JAX or Keras on JAX",
+            expected="a model of PyTorch, JAX or Keras",
         )
     given, labels, mask = _targets_apart(backend, batch)
     args, kwargs = backend.arguments(given)

@@ -164,6 +164,32 @@ class Watch:
 
         return lightning_callback(self, batch)
 
+    def keras_callback(self, batch: Any) -> Any:
+        """A callback for `model.fit` that measures one and the same batch as training goes on.
+
+        It measures before the first step and after every `every`-th, counted over epochs and calls of `fit`, on each
+        framework that Keras runs on. Models that are compiled with `steps_per_execution` are seen at the first chance
+        after each.
+
+        Args:
+            batch: As for `measure`: token ids, or `(ids, labels)`. A callback is not shown the batches that are trained
+                on; one that stays the same makes the figures comparable.
+
+        Example:
+            >>> import keras, numpy as np, tiebeam
+            >>> from tiebeam.zoo.keras.gpt import gpt
+            >>> model, ids = gpt("C", vocab=50, width=16, layers=1), np.arange(24).reshape(4, 6)
+            >>> model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+            >>> watch = tiebeam.Watch(model, every=2)
+            >>> callbacks = [watch.keras_callback(ids)]
+            >>> _ = model.fit(ids[:, :-1], ids[:, 1:], batch_size=1, callbacks=callbacks, verbose=0)
+            >>> [step for step, _ in watch.history]
+            [0, 2, 4]
+        """
+        from tiebeam.api.callbacks import keras_callback
+
+        return keras_callback(self, batch)
+
 
 def _name(model: Any) -> str:
     return str(getattr(model, "__name__", type(model).__name__))

@@ -8,6 +8,7 @@ from tiebeam.core.findings import Fixes
 from tiebeam.core.gradient_check import MovableTable
 from tiebeam.core.passes import Passed, Request, Wanted
 from tiebeam.core.report import Finding
+from tiebeam.core.sensitivity import QuantisableTable
 from tiebeam.core.statistics import Weights
 from tiebeam.errors import ShapeError
 from tiebeam.ir import Graph, Leaf
@@ -197,6 +198,20 @@ class Differentiable(Protocol):
         Raises:
             RefusedError: The model's own forward raised.
             InputError: The batch holds no targets, or the loss is none.
+        """
+        ...
+
+
+@runtime_checkable
+class Quantisable(Protocol):
+    """A model whose table can be another one in one role alone."""
+
+    def quantisable(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> QuantisableTable:
+        """The tables that the roles read, to be rounded in one role alone.
+
+        Raises:
+            RefusedError: The model's own forward raised.
+            InputError: It returns no logits, or its roles cannot be told apart.
         """
         ...
 

@@ -237,6 +237,62 @@ def demo_command(
     raise typer.Exit(HEALTHY)
 
 
+@app.command("advise")
+def advise_command(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TARGET]",
+            help="A folder or file with a config, safetensors or an index, a model type such as gpt2, or hf:org/name.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="The config that belongs to an index or a file.", metavar="FILE")
+    ] = None,
+    vocab: Annotated[int | None, typer.Option("--vocab", min=1, help="Rows of a table.")] = None,
+    width: Annotated[int | None, typer.Option("--width", min=1, help="Columns of a table.")] = None,
+    layers: Annotated[
+        int | None, typer.Option("--layers", min=0, help="Blocks of 12 x width**2; 0: the tables alone.")
+    ] = None,
+    body: Annotated[int | None, typer.Option("--body", min=0, help="Parameters beside the two tables.")] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences, to count logits for.")] = 8,
+    length: Annotated[int, typer.Option("--length", min=1, help="Tokens of each.")] = 1024,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="Of weights, gradients, logits. Default: float32.", show_default=False)
+    ] = None,
+    optimizer: Annotated[str, typer.Option("--optimizer", help="Whose memory is counted.")] = "adamw",
+    form: FormatOpt = None,
+    output: OutputOpt = None,
+    debug: DebugOpt = False,
+) -> None:
+    """Say what tying would save, what it would not, whether to, and how sure that is.
+
+    From a config, weights, or --vocab, --width and --layers. No weight is loaded and no code of a repository runs:
+    what transformers knows is built without memory and counted exactly, anything else goes by a formula that is named.
+    """
+    with outcome(debug):
+        check_file(output)
+        form = form or format_for(output)
+        import tiebeam
+
+        sizes = _given(config=config, vocab=vocab, width=width, layers=layers, body=body, dtype=dtype)
+        with stdout_kept_clean():
+            found = tiebeam.advise(_fetched(target), batch=batch, length=length, optimizer=optimizer, **sizes)
+        show(found, form, output)
+    raise typer.Exit(HEALTHY)
+
+
+def _fetched(target: str | None) -> str | None:
+    """The file of a hub target; any other as it is."""
+    if target is None or not target.startswith("hf:"):
+        return target
+    from tiebeam.cli.hub import config_file
+
+    return str(config_file(target.removeprefix("hf:")))
+
+
 def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tiebeam.cli.target import Target, near
+from tiebeam.checkpoints.near import near
+from tiebeam.cli.target import Target
 from tiebeam.errors import TargetError
 
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -208,7 +209,8 @@ def _explained(error: BaseException, target: str) -> str:
 @contextmanager
 def _building(meta: bool, seed: int) -> Iterator[None]:
     """Seed the generators and, for `meta`, make tensors without memory, where torch is there to ask."""
-    from tiebeam.cli.building import on_meta, seeded
+    from tiebeam.checkpoints.meta import on_meta
+    from tiebeam.cli.building import seeded
 
     with seeded(seed), on_meta() if meta and find_spec("torch") else nullcontext():
         yield

@@ -79,7 +79,7 @@ def _fast(file: Path) -> Any:
 
 
 def _slow(folder: Path) -> Any:
-    from tiebeam.cli.transformers_target import quiet
+    from tiebeam.checkpoints.transformers_configs import quiet
 
     try:
         import transformers

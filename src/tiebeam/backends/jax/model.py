@@ -12,12 +12,14 @@ from tiebeam.backends.jax.fixes import JaxFixes
 from tiebeam.backends.jax.held import Held, HeldFunction
 from tiebeam.backends.jax.measuring import differentiate
 from tiebeam.backends.jax.moving import Moves, moves_of
+from tiebeam.backends.jax.quantising import Swaps
 from tiebeam.backends.jax.recall import recalled
 from tiebeam.backends.jax.shorten import Arguments, shorter_arguments
 from tiebeam.backends.jax.trace import Program, Trace, program_of, trace
 from tiebeam.core.findings import Fixes
 from tiebeam.core.passes import Passed, Request, Wanted
 from tiebeam.core.report import Finding
+from tiebeam.core.sensitivity import QuantisableTable
 from tiebeam.core.statistics import Distance, TableStatistics
 from tiebeam.errors import InputError, ShapeError
 from tiebeam.ir import Leaf
@@ -107,6 +109,10 @@ class JaxModel:
     ) -> tuple[Moves, tuple[str, ...]]:
         """The main table, to be moved in one role alone; see `protocol.Movable`."""
         return moves_of(self.held, self.arrays, args, kwargs, request)
+
+    def quantisable(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> QuantisableTable:
+        """The tables that the roles read, to be rounded in one role alone; see `protocol.Quantisable`."""
+        return Swaps(self.held, self.arrays, args, kwargs)
 
     def shorter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Arguments]:
         return shorter_arguments(args, kwargs)

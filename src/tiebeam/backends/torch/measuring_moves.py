@@ -143,7 +143,11 @@ class Moves:
                 place.copy_(before)
 
         # Recorded and kept as in the first pass, so that the same operations run.
-        during = _During(self._when[role], moved)
+        def run(ordinal: int, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            with moved():
+                return func(*args, **(kwargs or {}))
+
+        during = During(self._when[role], run)
         with neutral(self.modules, self.parameters, drop=False), checkpoints_in_sight(), during:
             result = self.model(*self.args, **self.kwargs)
         if during.missed:
@@ -195,14 +199,19 @@ def moves_of(
     return Moves(model, args, kwargs, request, torch.float32), (note,)
 
 
-class _During(TorchDispatchMode):
-    """Runs some operations, by how many ran before, within a context; counts as `Recorder` does."""
+class During(TorchDispatchMode):
+    """Runs some operations, by how many ran before, in another way; counts as `Recorder` does.
+
+    Args:
+        when: Their numbers, and their names.
+        run: Called with the number, the operation and its arguments.
+    """
 
     supports_higher_order_operators = True
 
-    def __init__(self, when: Mapping[int, str], moved: Callable[[], Any]) -> None:
+    def __init__(self, when: Mapping[int, str], run: Callable[..., Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.when, self.moved, self.ran = when, moved, 0
+        self.when, self.run, self.ran = when, run, 0
         self.missed = dict(when)  # what has not run at its place
 
     @classmethod
@@ -225,5 +234,4 @@ class _During(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         if schema.name in self.when[ordinal]:  # a product written as multiply and sum goes by both names
             self.missed.pop(ordinal, None)
-        with self.moved():
-            return func(*args, **(kwargs or {}))
+        return self.run(ordinal, func, args, kwargs)
