@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from tiebeam import reports as reports
 
 if TYPE_CHECKING:
+    from tiebeam import checkpoints as checkpoints
     from tiebeam.api import (
         Watch,
         advise,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         sensitivity,
     )
     from tiebeam.core.advice import Advice
+    from tiebeam.core.checkpoint import CheckpointReport
     from tiebeam.core.facts import Lookup, Readout, Table
     from tiebeam.core.gradient_check import GradientCheck
     from tiebeam.core.measurement import Measurement
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from tiebeam.core.sensitivity import Sensitivity
     from tiebeam.errors import (
         BackendError,
+        CheckpointError,
         InputError,
         RangeError,
         ShapeError,
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Advice",
     "BackendError",
+    "CheckpointError",
+    "CheckpointReport",
     "Finding",
     "GradientCheck",
     "InputError",
@@ -87,6 +92,7 @@ _HOMES = {
         "sensitivity",
     ),
     "tiebeam.core.advice": ("Advice",),
+    "tiebeam.core.checkpoint": ("CheckpointReport",),
     "tiebeam.core.facts": ("Lookup", "Readout", "Table"),
     "tiebeam.core.gradient_check": ("GradientCheck",),
     "tiebeam.core.measurement": ("Measurement",),
@@ -95,13 +101,14 @@ _HOMES = {
 }
 # One module for each framework that someone builds in; they import it.
 _FRAMEWORKS = ("equinox", "jax", "keras", "linen", "nnx", "torch")
+_PARTS = ("checkpoints",)
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
         value: object = _version()
-    elif name in _FRAMEWORKS:
+    elif name in _FRAMEWORKS + _PARTS:
         value = import_module(f"tiebeam.{name}")
     elif name in __all__:
         value = getattr(import_module(_HOME.get(name, "tiebeam.errors")), name)

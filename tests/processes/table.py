@@ -75,6 +75,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "tests/advice/test_rules.py": (NEUTRAL,),
     "tests/cases": TORCH,
     "tests/checkpoints": TORCH,
+    "tests/checkpoints/test_keras_files.py": ("keras-jax",),
     "tests/cli": TORCH,
     "tests/docs": TORCH,
     "tests/experiments": TORCH,

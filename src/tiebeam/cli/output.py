@@ -17,6 +17,7 @@ from tiebeam.errors import TargetError, TiebeamError
 
 if TYPE_CHECKING:
     from tiebeam.core.advice import Advice
+    from tiebeam.core.checkpoint import CheckpointReport
     from tiebeam.core.measurement import Measurement
     from tiebeam.core.report import Report
 
@@ -73,12 +74,12 @@ def format_for(path: Path | None) -> Format:
     return _SUFFIXES[suffix]
 
 
-def exit_code(report: "Report", fail_on: FailOn) -> int:
+def exit_code(report: "Report | CheckpointReport", fail_on: FailOn) -> int:
     """1 where the report holds a finding at or above the severity, else 0."""
     return UNHEALTHY if any(f.severity in _FAILS[fail_on] for f in report.findings) else HEALTHY
 
 
-def show(report: "Report | Measurement | Advice", form: Format, output: Path | None) -> None:
+def show(report: "Report | CheckpointReport | Measurement | Advice", form: Format, output: Path | None) -> None:
     """Print a report, or write it to a file that appears whole or not at all."""
     if output is not None:
         write_text(output, _rendered(report, form) + "\n")
@@ -89,17 +90,17 @@ def show(report: "Report | Measurement | Advice", form: Format, output: Path | N
         typer.echo(_rendered(report, form))
 
 
-def _for_terminal(report: "Report | Measurement | Advice") -> str:
+def _for_terminal(report: "Report | CheckpointReport | Measurement | Advice") -> str:
     from tiebeam.core.advice import Advice
-    from tiebeam.core.report import Report
+    from tiebeam.core.measurement import Measurement
     from tiebeam.reports import advice, measured, text
 
-    if isinstance(report, Report):
-        return text.to_text(report)
-    return advice.to_text(report) if isinstance(report, Advice) else measured.to_text(report)
+    if isinstance(report, Measurement):
+        return measured.to_text(report)
+    return advice.to_text(report) if isinstance(report, Advice) else text.to_text(report)
 
 
-def _rendered(report: "Report | Measurement | Advice", form: Format) -> str:
+def _rendered(report: "Report | CheckpointReport | Measurement | Advice", form: Format) -> str:
     if form is Format.text:
         return str(report)
     how = {Format.markdown: report.to_markdown, Format.json: report.to_json, Format.html: report.to_html}

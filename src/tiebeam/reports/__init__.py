@@ -1,10 +1,11 @@
-"""Renderers: pure functions of a report, a measurement or an advice, by name; none is imported until it runs."""
+"""Renderers: pure functions of reports, measurements and advice, by name; none is imported until it runs."""
 
 import importlib
 from collections.abc import Callable
 from typing import Any
 
 from tiebeam.core.advice import Advice
+from tiebeam.core.checkpoint import CheckpointReport
 from tiebeam.core.measurement import Measurement
 from tiebeam.core.report import Report
 
@@ -26,6 +27,7 @@ def _lazy(module: str, function: str) -> Callable[[Any], str]:
 
 
 Report.renderers.update({kind: _lazy(*place) for kind, place in _PLACES.items()})
+CheckpointReport.renderers.update({kind: _lazy(*place) for kind, place in _PLACES.items()})
 Measurement.renderers.update({kind: _lazy("measured", f"to_{kind}") for kind in ("markdown", "json", "html")})
 Advice.renderers.update({kind: _lazy("advice", f"to_{kind}") for kind in ("markdown", "json", "html")})
 Advice.renderers["text"] = _lazy("advice", "render")
