@@ -15,10 +15,25 @@ from typing import TYPE_CHECKING
 from tiebeam import reports as reports
 
 if TYPE_CHECKING:
-    from tiebeam.api import Watch, check_gradients, initialize, initialize_params, inspect, inspect_optimizer, measure
+    from tiebeam.api import (
+        Watch,
+        check_gradients,
+        guard,
+        initialize,
+        initialize_params,
+        inspect,
+        inspect_optimizer,
+        measure,
+        resize,
+        retie,
+        tie,
+        ties,
+        untie,
+    )
     from tiebeam.core.facts import Lookup, Readout, Table
     from tiebeam.core.gradient_check import GradientCheck
     from tiebeam.core.measurement import Measurement
+    from tiebeam.core.operations.change import Change
     from tiebeam.core.report import Finding, Report
     from tiebeam.errors import (
         BackendError,
@@ -27,6 +42,8 @@ if TYPE_CHECKING:
         ShapeError,
         TargetError,
         TiebeamError,
+        TieBroken,
+        TieError,
         TraceError,
         UnhealthyTie,
     )
@@ -35,6 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BackendError",
+    "Change",
     "Finding",
     "GradientCheck",
     "InputError",
@@ -46,31 +64,46 @@ __all__ = [
     "ShapeError",
     "Table",
     "TargetError",
+    "TieBroken",
+    "TieError",
     "TiebeamError",
     "TraceError",
     "UnhealthyTie",
     "Watch",
     "check_gradients",
+    "guard",
     "initialize",
     "initialize_params",
     "inspect",
     "inspect_optimizer",
     "measure",
+    "resize",
+    "retie",
+    "tie",
+    "ties",
+    "untie",
 ]
 
 _HOMES = {
     "tiebeam.api": (
         "Watch",
         "check_gradients",
+        "guard",
         "initialize",
         "initialize_params",
         "inspect",
         "inspect_optimizer",
         "measure",
+        "resize",
+        "retie",
+        "tie",
+        "ties",
+        "untie",
     ),
     "tiebeam.core.facts": ("Lookup", "Readout", "Table"),
     "tiebeam.core.gradient_check": ("GradientCheck",),
     "tiebeam.core.measurement": ("Measurement",),
+    "tiebeam.core.operations.change": ("Change",),
     "tiebeam.core.report": ("Finding", "Report"),
 }
 # One module for each framework that someone builds in; they import it.

@@ -13,6 +13,7 @@ from tiebeam.backends.torch.diagnose import check_shaped, unfit_modules, without
 from tiebeam.backends.torch.fixes import TorchFixes
 from tiebeam.backends.torch.measuring import differentiate
 from tiebeam.backends.torch.measuring_moves import moves_of
+from tiebeam.backends.torch.operations.operator import TorchOperator
 from tiebeam.backends.torch.parts import sharded
 from tiebeam.backends.torch.shorten import shorter_arguments
 from tiebeam.backends.torch.trace import How, Trace, trace
@@ -118,6 +119,9 @@ class TorchModel:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], request: Request
     ) -> tuple[MovableTable, tuple[str, ...]]:
         return moves_of(self.model, args, kwargs, request)
+
+    def operator(self, optimizer: Any) -> TorchOperator:
+        return TorchOperator(self.model, optimizer)
 
     def shorter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         with torch.inference_mode(False):
