@@ -164,9 +164,14 @@ class TorchGuard:
         if self.culprit is not None:
             return
         frames = list(_stack(sys._getframe(1)))
-        own = next((f for f in frames if not _in_library(f)), frames[-1])
+        own = next((f for f in frames if not _in_library(f) and not self._of_the_model(f)), frames[-1])
         self.culprit = _culprit(own, frames[0])
         self._wait_for(own)
+
+    def _of_the_model(self, frame: FrameType) -> bool:
+        """Whether a method of the model runs there: what it parts it may join again before it returns."""
+        runs = frame.f_locals.get("self")
+        return isinstance(runs, nn.Module) and any(m is runs for m in self.model.modules())
 
     def _wait_for(self, frame: FrameType) -> None:
         """Look again as soon as the line that runs in this frame is done."""
