@@ -9,7 +9,13 @@ from tiebeam.backends.protocol import Guard
 from tiebeam.errors import InputError
 
 
-def guard(model: Any, inputs: Any = None, *, ties: Sequence[Sequence[str]] | None = None) -> Guard:
+def guard(
+    model: Any,
+    inputs: Any = None,
+    *,
+    ties: Sequence[Sequence[str]] | None = None,
+    apart: Sequence[Sequence[str]] = (),
+) -> Guard:
     """Watch the ties of a live model: fail the moment one breaks, and name the call that broke it.
 
     As a context manager it raises when the line that parted a tie is done, before a step of any optimizer, and at the
@@ -24,6 +30,8 @@ def guard(model: Any, inputs: Any = None, *, ties: Sequence[Sequence[str]] | Non
         model: A PyTorch model.
         inputs: As for `inspect`; only where no parameter has two names, to see whether one is read in both roles.
         ties: Groups of names to watch; None: all that are one parameter now.
+        apart: Groups of names that are parameters of their own and must stay so: a loader that goes by a wrong flag
+            ties them, and one of two trained matrices is gone.
 
     Raises:
         InputError: There is no tie to watch.
@@ -44,9 +52,9 @@ def guard(model: Any, inputs: Any = None, *, ties: Sequence[Sequence[str]] | Non
     """
     site = site_of(model, None, "guard")
     found = tuple(tuple(group) for group in ties) if ties is not None else site.operator.groups()
-    if not found:
+    if not found and not apart:
         found = _in_one_name(model, inputs)
-    return site.operator.guard(found)
+    return site.operator.guard(found, tuple(tuple(group) for group in apart))
 
 
 def _in_one_name(model: Any, inputs: Any) -> tuple[tuple[str, ...], ...]:

@@ -131,7 +131,7 @@ def tie(
         check_bare(first, second)
         names, vocab = list(dict.fromkeys((*first.names, *second.names))), first.vocab
     if site.operator.one(names):
-        return _nothing("tie", names, seen)
+        return _nothing("tie", names, seen, tie_settings(model, True, vocab))
     with Transaction() as undo:
         notes = site.operator.join(names, on_conflict, undo)
         config = put(tie_settings(model, True, vocab), undo)
@@ -190,10 +190,11 @@ def untie(
         table = site.operator.names_of(str(readout))
     else:
         first, second = both_ends(seen.tables, lookup, readout)
+        vocab = first.vocab
         check_bare(first, second)
         if first is not second:
-            return _nothing("untie", [first.name, second.name], seen)
-        table, vocab = first.names, first.vocab
+            return _nothing("untie", [first.name, second.name], seen, tie_settings(model, False, vocab, second.names))
+        table = first.names
         readouts, lookups = tuple(r.where for r in first.readouts), tuple(u.where for u in first.lookups)
     with Transaction() as undo:
         outs, ins = site.operator.part(table, readouts, lookups, readout, undo)
@@ -408,13 +409,12 @@ def _check_states(before: Sequence[Table], after: Sequence[Table], names: Sequen
             )
 
 
-def _nothing(operation: str, names: Sequence[str], seen: Look | None) -> Change:
-    return Change(
-        operation,
-        (),
-        notes=(f"{', '.join(names)}: as asked already",),
-        report=None if seen is None else report_of(seen),
-    )
+def _nothing(operation: str, names: Sequence[str], seen: Look | None, settings: Iterable[Setting] = ()) -> Change:
+    """The tensors are as asked; the config may not know."""
+    with Transaction() as undo:
+        config = put(settings, undo)
+    report = None if seen is None else report_of(seen)
+    return Change(operation, (), None, config, (), (f"{', '.join(names)}: as asked already",), report)
 
 
 def _declared(model: Any, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:

@@ -293,8 +293,8 @@ class Operator(Protocol):
         """
         ...
 
-    def guard(self, ties: Sequence[Sequence[str]]) -> "Guard":
-        """What watches these ties; nothing is watched yet."""
+    def guard(self, ties: Sequence[Sequence[str]], apart: Sequence[Sequence[str]]) -> "Guard":
+        """What watches that these names stay one parameter, and those stay several; nothing is watched yet."""
         ...
 
     def resize(self, tables: Sequence[Table], plan: RowPlan, undo: Transaction) -> tuple[str, ...]:

@@ -26,21 +26,21 @@ def llama(**more: Any) -> Any:
 def bert() -> Any:
     torch.manual_seed(0)
     config = transformers.BertConfig(**{k: v for k, v in SMALL.items() if k != "num_key_value_heads"})
-    return transformers.BertForMaskedLM(config)
+    return transformers.BertForMaskedLM(config).eval()
 
 
 def t5(**more: Any) -> Any:
     torch.manual_seed(0)
     return transformers.T5ForConditionalGeneration(
         transformers.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2, **more)
-    )
+    ).eval()
 
 
 def bart() -> Any:
     torch.manual_seed(0)
     sizes = {f"{part}_{what}": n for part in ("encoder", "decoder")
              for what, n in (("layers", 1), ("ffn_dim", 32), ("attention_heads", 2))}  # fmt: skip
-    return transformers.BartForConditionalGeneration(transformers.BartConfig(vocab_size=64, d_model=32, **sizes))
+    return transformers.BartForConditionalGeneration(transformers.BartConfig(vocab_size=64, d_model=32, **sizes)).eval()
 
 
 BOTH = {"input_ids": IDS, "decoder_input_ids": IDS}
@@ -147,19 +147,40 @@ def test_declared_ties_are_made_again() -> None:
     assert len(tiebeam.ties(model)[0]) == 4
 
 
-def test_transformers_own_resize_is_no_harm_to_a_sound_tie_and_drops_one_that_was_refused() -> None:
+def refused_tie(folder: Path) -> Any:
+    """The file holds two matrices, the flag asks for one: transformers keeps both, warns, and leaves the flag true."""
+    source = llama(tie_word_embeddings=False)
+    source.config.tie_word_embeddings = True
+    source.save_pretrained(folder)
+    model = transformers.LlamaForCausalLM.from_pretrained(folder)
+    assert model.config.tie_word_embeddings
+    assert model.lm_head.weight is not model.model.embed_tokens.weight
+    return model
+
+
+def test_transformers_own_resize_is_no_harm_to_a_sound_tie() -> None:
     model = llama()
     with tiebeam.guard(model):
         model.resize_token_embeddings(80)
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    # A tie that the flag refuses: their resize makes two tables, and no one says so.
-    refused = llama(tie_word_embeddings=False)
-    refused.lm_head.weight = refused.model.embed_tokens.weight
-    with pytest.raises(TieBroken, match="resize_token_embeddings"), tiebeam.guard(refused):
-        refused.resize_token_embeddings(80)
-    tiebeam.retie(refused, [("model.embed_tokens.weight", "lm_head.weight")], on_conflict="embedding")
-    tiebeam.resize(refused, 90)
-    assert refused.lm_head.weight is refused.model.embed_tokens.weight
+
+
+def test_a_resize_behind_a_refused_tie_loses_the_head_and_the_guard_says_so(tmp_path: Path) -> None:
+    model = refused_tie(tmp_path)
+    apart = ("model.embed_tokens.weight", "lm_head.weight")
+    with pytest.raises(TieBroken, match="resize_token_embeddings"), tiebeam.guard(model, ties=(), apart=[apart]):
+        model.resize_token_embeddings(80)
+
+
+def test_untying_behind_a_refused_tie_makes_the_config_true_and_the_head_stays(tmp_path: Path) -> None:
+    model = refused_tie(tmp_path)
+    head = model.lm_head.weight.detach().clone()
+    change = tiebeam.untie(model)
+    assert change.config == ("config.tie_word_embeddings: True -> False",)
+    model.resize_token_embeddings(80)
+    assert torch.equal(model.lm_head.weight[:64], head)
+    tiebeam.resize(model, 90)
+    assert torch.equal(model.lm_head.weight[:64], head)
 
 
 def test_empty_weights_and_their_loading_are_joined_again(tmp_path: Path) -> None:
@@ -189,18 +210,39 @@ def test_a_device_map_is_dispatched_without_harm() -> None:
     assert model.lm_head.weight is not model.model.embed_tokens.weight
 
 
-def test_nested_scopes_are_kept_true() -> None:
-    text = transformers.PretrainedConfig(vocab_size=64, tie_word_embeddings=True)
-    vision = transformers.PretrainedConfig(tie_word_embeddings=True, vocab_size=7)
-    model = llama()
-    model.config.text_config, model.config.vision_config = text, vision
-    change = tiebeam.untie(model)
-    assert (model.config.tie_word_embeddings, text.tie_word_embeddings, vision.tie_word_embeddings) == (
-        False,
-        False,
-        True,
-    )
-    assert len([c for c in change.config if "tie_word_embeddings" in c]) == 2
+class Composite(torch.nn.Module):
+    """A model of two parts, whose flag stands at two scopes."""
+
+    _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}  # noqa: RUF012 - as transformers' classes have it
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = transformers.PretrainedConfig(tie_word_embeddings=True)
+        self.config.text_config = transformers.PretrainedConfig(vocab_size=64, tie_word_embeddings=True)
+        self.config.vision_config = transformers.PretrainedConfig(tie_word_embeddings=True, vocab_size=7)
+        self.embed_tokens = torch.nn.Embedding(64, 16)
+        self.lm_head = torch.nn.Linear(16, 64, bias=False)
+        self.lm_head.weight = self.embed_tokens.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.lm_head(torch.tanh(self.embed_tokens(ids)))
+        return logits
+
+
+def test_every_scope_that_is_read_is_kept_true_and_others_are_left() -> None:
+    model = Composite()
+    change = tiebeam.untie(model, IDS)
+    config = model.config
+    flags = [c.tie_word_embeddings for c in (config, config.text_config, config.vision_config)]
+    assert flags == [False, False, True]
+    assert [c.partition(":")[0] for c in change.config] == [
+        "config.tie_word_embeddings",
+        "config.text_config.tie_word_embeddings",
+    ]
+    tiebeam.tie(model, IDS)
+    assert config.text_config.tie_word_embeddings
+    tiebeam.resize(model, 70, IDS)
+    assert (config.text_config.vocab_size, config.vision_config.vocab_size) == (70, 7)
 
 
 def test_a_family_whose_code_multiplies_by_the_flag_is_refused_whole() -> None:
@@ -221,7 +263,7 @@ def test_an_adapter_on_the_readout_is_refused_and_merging_behind_an_untie_is_rig
     peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(llama(), peft.LoraConfig(r=4, target_modules=["lm_head"], init_lora_weights=False))
     before = everything(adapted)
-    for refused in (lambda: tiebeam.resize(adapted, 80), lambda: tiebeam.untie(adapted)):
+    for refused in (lambda: tiebeam.resize(adapted, 80, IDS), lambda: tiebeam.untie(adapted, IDS)):
         with pytest.raises(TieError, match="adapter"):
             refused()
     assert same(everything(adapted), before)
@@ -236,8 +278,8 @@ def test_an_adapter_on_the_readout_is_refused_and_merging_behind_an_untie_is_rig
 def test_an_adapter_elsewhere_is_no_hindrance() -> None:
     peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(llama(), peft.LoraConfig(r=4, target_modules=["q_proj"]))
-    tiebeam.resize(adapted, 80)
+    tiebeam.resize(adapted, 80, IDS)
     assert adapted.config.vocab_size == 80
-    tiebeam.untie(adapted)
+    tiebeam.untie(adapted, IDS)
     assert tiebeam.ties(adapted) == ()
     assert not next(p for n, p in adapted.named_parameters() if "lm_head" in n).requires_grad

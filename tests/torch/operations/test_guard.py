@@ -47,6 +47,16 @@ def broken(model: nn.Module, operation: Callable[[], Any]) -> TieBroken:
     return caught.value
 
 
+def test_a_block_of_one_line_leaves_nothing_behind() -> None:
+    """The line ends where the block ends, and an error that is raised there does not reach the guard's `__exit__`."""
+    model = LM()
+    with pytest.raises(TieBroken), tiebeam.guard(model):
+        model.head = nn.Linear(16, 50)
+    assert sys.gettrace() is None
+    assert type(vars(model)["_modules"]) is dict
+    torch.optim.SGD(model.parameters(), 0.1).step()
+
+
 def unharmed(model: nn.Module, operation: Callable[[], Any]) -> Any:
     """What the operation returns; the guard is silent."""
     with tiebeam.guard(model):

@@ -86,11 +86,13 @@ class TorchGuard:
     Args:
         model: The module.
         ties: Groups of paths that are one parameter.
+        apart: Groups of paths that are as many parameters.
     """
 
-    def __init__(self, model: nn.Module, ties: Sequence[Sequence[str]]) -> None:
+    def __init__(self, model: nn.Module, ties: Sequence[Sequence[str]], apart: Sequence[Sequence[str]] = ()) -> None:
         self.model = model
         self.ties = tuple(tuple(group) for group in ties)
+        self.apart = tuple(tuple(group) for group in apart)
         self.culprit: Culprit | None = None
         self._watched: list[tuple[nn.Module, str, Watched]] = []
         self._waiting: FrameType | None = None
@@ -108,11 +110,12 @@ class TorchGuard:
         """
         target = self.model if model is None else model
         names = [n for n, _ in target.named_parameters(remove_duplicate=False)]
-        for group in self.ties:
+        culprit = self.culprit if model is None else None
+        for group, one in (*((g, True) for g in self.ties), *((g, False) for g in self.apart)):
             now = as_named_now(group, names)
             tensors = [_held(target, n) for n in now]
-            if any(t is None or t is not tensors[0] for t in tensors):
-                raise _broken(now, tensors, self.culprit if model is None else None, type(target).__name__)
+            if not _as_wanted(tensors, one=one):
+                raise _broken(now, tensors, culprit, type(target).__name__, one=one)
         self.culprit = None if model is None else self.culprit
 
     def hook(self, *_: Any) -> None:
@@ -122,12 +125,18 @@ class TorchGuard:
     def start(self) -> None:
         """Watch from here on; `with` does it."""
         self.check()
-        for module in _along(self.model, self.ties):
-            for name in ("_parameters", "_modules"):
-                watched = Watched(vars(module)[name], self._changed)
-                vars(module)[name] = watched
-                self._watched.append((module, name, watched))
+        self._watch()
         self._hook = register_optimizer_step_pre_hook(self.hook)
+
+    def _watch(self) -> None:
+        """Watch the modules that hold the ties; those that were put there since, too."""
+        for module in _along(self.model, (*self.ties, *self.apart)):
+            for name in ("_parameters", "_modules"):
+                held = vars(module)[name]
+                if not isinstance(held, Watched):
+                    watched = Watched(held, self._changed)
+                    vars(module)[name] = watched
+                    self._watched.append((module, name, watched))
 
     def stop(self) -> None:
         """Leave everything as it was."""
@@ -150,14 +159,12 @@ class TorchGuard:
             self.check()
 
     def _sound(self) -> bool:
-        return all(
-            first is not None and all(_held(self.model, n) is first for n in group)
-            for group in self.ties
-            for first in (_held(self.model, group[0]),)
-        )
+        groups = (*((g, True) for g in self.ties), *((g, False) for g in self.apart))
+        return all(_as_wanted([_held(self.model, n) for n in group], one=one) for group, one in groups)
 
     def _changed(self) -> None:
         """Something was put into a place that is watched."""
+        self._watch()
         if self._sound():
             self.culprit = None
             return
@@ -188,7 +195,11 @@ class TorchGuard:
         leaves_by_error = event == "return" and self._raising  # that error is not to be hidden
         self._wait_no_more()
         if not leaves_by_error:
-            self.check()
+            try:
+                self.check()
+            except TieBroken:
+                self.stop()  # raised where a block ends, an error passes its `__exit__` by
+                raise
         return None
 
     def _wait_no_more(self) -> None:
@@ -214,14 +225,23 @@ def _held(model: nn.Module, name: str) -> torch.Tensor | None:
     return found
 
 
+def _as_wanted(tensors: Sequence[torch.Tensor | None], *, one: bool) -> bool:
+    """Whether there are all of them, and they are one object, or as many as there are."""
+    found = {id(t) for t in tensors if t is not None}
+    there = all(t is not None for t in tensors)
+    return there and len(found) == (1 if one else len(tensors))
+
+
 def _along(model: nn.Module, ties: Sequence[Sequence[str]]) -> list[nn.Module]:
     """The modules on the way to every name, each once."""
     found: dict[int, nn.Module] = {id(model): model}
     for name in (n for group in ties for n in group):
         module = model
         for step in name.split(".")[:-1]:
-            module = module.get_submodule(step)
-            found[id(module)] = module
+            below = module._modules.get(step)
+            if below is None:
+                break
+            module = found[id(below)] = below
     return list(found.values())
 
 
@@ -245,13 +265,20 @@ def _culprit(own: FrameType, inner: FrameType) -> Culprit:
 
 
 def _broken(
-    names: Sequence[str], tensors: Sequence[torch.Tensor | None], culprit: Culprit | None, model: str
+    names: Sequence[str], tensors: Sequence[torch.Tensor | None], culprit: Culprit | None, model: str, *, one: bool
 ) -> TieBroken:
+    by = f", since {culprit}" if culprit is not None else ""
+    if not one and all(t is not None for t in tensors):
+        return TieBroken(
+            f"{' and '.join(map(repr, names))} of {model} are one parameter now" + by,
+            expected="parameters of their own",
+            hint="what one of them held is gone: load it again, and let the config say that they are not tied "
+            "(tiebeam.untie does)",
+        )
     first = tensors[0]
     other = next((i for i, t in enumerate(tensors) if t is None or t is not first), 0)
     return TieBroken(
-        f"{names[other]!r} and {names[0]!r} of {model} are no longer one parameter"
-        + (f", since {culprit}" if culprit is not None else ""),
+        f"{names[other]!r} and {names[0]!r} of {model} are no longer {'one parameter' if one else 'there'}" + by,
         got="; ".join(f"{n}: {_said(t)}" for n, t in zip(names, tensors, strict=True)) + _apart(first, tensors[other]),
         expected="one parameter under these names",
         hint=f"tiebeam.retie(model, ties=[{tuple(names)!r}]) makes them one again",

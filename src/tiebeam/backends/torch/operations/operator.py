@@ -58,8 +58,8 @@ class TorchOperator:
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:  # fmt: skip
         return tying.part(self.model, table, readouts, lookups, named, self.remembered, undo)
 
-    def guard(self, ties: Sequence[Sequence[str]]) -> TorchGuard:
-        return TorchGuard(self.model, ties)
+    def guard(self, ties: Sequence[Sequence[str]], apart: Sequence[Sequence[str]]) -> TorchGuard:
+        return TorchGuard(self.model, ties, apart)
 
     def resize(self, tables: Sequence[Table], plan: RowPlan, undo: Transaction) -> tuple[str, ...]:
         """Both ends and their biases."""
