@@ -6,10 +6,10 @@ from tiebeam.api.initialization import initialize_params as initialize_params
 from tiebeam.api.inspection import inspect as inspect
 from tiebeam.api.measurement import check_gradients as check_gradients
 from tiebeam.api.measurement import measure as measure
-from tiebeam.api.operations import resize as resize
-from tiebeam.api.operations import retie as retie
-from tiebeam.api.operations import tie as tie
-from tiebeam.api.operations import ties as ties
-from tiebeam.api.operations import untie as untie
 from tiebeam.api.optimizers import inspect_optimizer as inspect_optimizer
+from tiebeam.api.resizing import resize as resize
+from tiebeam.api.tying import retie as retie
+from tiebeam.api.tying import tie as tie
+from tiebeam.api.tying import ties as ties
+from tiebeam.api.tying import untie as untie
 from tiebeam.api.watching import Watch as Watch

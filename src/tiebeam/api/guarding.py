@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tiebeam.api.look import look
-from tiebeam.api.operations import site_of
+from tiebeam.api.operating import site_of
 from tiebeam.backends.protocol import Guard
 from tiebeam.errors import InputError
 

@@ -1,79 +1,19 @@
-"""`tiebeam.tie`, `untie`, `retie` and `resize`: one way to change a live model, and four changes."""
+"""`tiebeam.tie`, `untie`, `retie` and `ties`."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import Any
 
 from tiebeam.api.inspection import report_of
-from tiebeam.api.look import Look, look
-from tiebeam.backends import entry_of, resolve
-from tiebeam.backends.protocol import Operable, Operator
+from tiebeam.api.operating import nothing, put, site_of
 from tiebeam.checkpoints.declared import declared_by
-from tiebeam.checkpoints.settings import Setting, left_shared, tie_settings, vocab_settings
-from tiebeam.core.facts import Table
+from tiebeam.checkpoints.settings import left_shared, tie_settings
 from tiebeam.core.operations import verify
 from tiebeam.core.operations.change import Change
 from tiebeam.core.operations.conflicts import OnConflict, check_policy
 from tiebeam.core.operations.ends import both_ends, check_bare
-from tiebeam.core.operations.rows import How, plan_rows
 from tiebeam.core.operations.ties import as_named_now
 from tiebeam.core.operations.transaction import Transaction
-from tiebeam.errors import BackendError, InputError, TieError
-
-
-@dataclass(frozen=True)
-class Site:
-    """A model to be changed, and what writes to it."""
-
-    model: Any
-    operator: Operator
-
-    def seen(self, inputs: Any) -> Look:
-        """One look, before anything is written."""
-        return look(self.model, inputs)
-
-    def again(self, seen: Look, vocab: int | None = None) -> Look:
-        """Another look, after it: with the same inputs, or with ids that a smaller vocabulary has too."""
-        args, kwargs = (
-            (seen.args, seen.kwargs) if vocab is None else self.operator.within(seen.args, seen.kwargs, vocab)
-        )
-        return replace(seen, args=args, kwargs=kwargs, declared=declared_by(self.model)).again()
-
-
-def site_of(model: Any, optimizer: Any, operation: str) -> Site:
-    """A model whose tables can be changed.
-
-    Raises:
-        BackendError: Its framework has no such operation, with the reason.
-        InputError: The optimizer is none, or of another model.
-    """
-    if entry_of(model, ()).functional:
-        raise BackendError(
-            f"{operation} changes a model in place, and arrays of JAX do not change",
-            got=type(model).__name__,
-            expected="a PyTorch model",
-            hint="in JAX whether a table is tied is in the program: read one leaf in both roles. Rows are changed by "
-            "tiebeam.jax.resize(params, ...)",
-        )
-    backend = resolve(model)
-    if not isinstance(backend, Operable):
-        raise BackendError(
-            f"{operation} has no meaning for a model of {backend.framework}",
-            got=backend.name,
-            expected="a PyTorch model",
-            hint="a Keras variable has one shape for life, and layers are built around it: build the model anew, and "
-            "copy its weights",
-        )
-    return Site(model, backend.operator(optimizer))
-
-
-def put(settings: Iterable[Setting], undo: Transaction) -> tuple[str, ...]:
-    """Set fields of the config; what was set."""
-    said = []
-    for setting in settings:
-        undo.did(setting.put())
-        said.append(str(setting))
-    return tuple(said)
+from tiebeam.errors import InputError, TieError
 
 
 def tie(
@@ -131,7 +71,7 @@ def tie(
         check_bare(first, second)
         names, vocab = list(dict.fromkeys((*first.names, *second.names))), first.vocab
     if site.operator.one(names):
-        return _nothing("tie", names, seen, tie_settings(model, True, vocab))
+        return nothing("tie", names, seen, tie_settings(model, True, vocab))
     with Transaction() as undo:
         notes = site.operator.join(names, on_conflict, undo)
         config = put(tie_settings(model, True, vocab), undo)
@@ -193,7 +133,7 @@ def untie(
         vocab = first.vocab
         check_bare(first, second)
         if first is not second:
-            return _nothing("untie", [first.name, second.name], seen, tie_settings(model, False, vocab, second.names))
+            return nothing("untie", [first.name, second.name], seen, tie_settings(model, False, vocab, second.names))
         table = first.names
         readouts, lookups = tuple(r.where for r in first.readouts), tuple(u.where for u in first.lookups)
     with Transaction() as undo:
@@ -298,123 +238,6 @@ def ties(model: Any) -> tuple[tuple[str, ...], ...]:
         (('0.weight', '1.weight'),)
     """
     return site_of(model, None, "ties").operator.groups()
-
-
-def resize(
-    model: Any,
-    vocab: int | None = None,
-    inputs: Any = None,
-    *,
-    multiple: int | None = None,
-    ids: Mapping[int, int] | Sequence[int] | None = None,
-    tokens: tuple[Mapping[str, int], Mapping[str, int]] | None = None,
-    parts: Mapping[int, Sequence[int]] | None = None,
-    rows: How = "covariance",
-    seed: int = 0,
-    lookup: str | None = None,
-    readout: str | None = None,
-    optimizer: Any = None,
-) -> Change:
-    """Give a live model's vocabulary other rows, at both ends, with the readout's bias.
-
-    Rows that are kept are kept bit by bit, and so are their gradients and their optimizer state; parameters stay the
-    same objects, so ties, groups and hooks stay. The config and the modules' sizes say the new number. A resize that
-    changes nothing touches nothing.
-
-    Args:
-        model, inputs, lookup, readout, optimizer: As for `tie`.
-        vocab: Rows wanted; smaller drops the last ones. None: as many as `ids` or `tokens` speak of, else as now.
-        multiple: Round up to a multiple of it.
-        ids: Where rows come from: of each new id the old one (negative, or absent from a mapping: a new row).
-        tokens: The vocabularies of the old and the new tokenizer, token -> id: a token keeps its row.
-        parts: New id -> old ids of the pieces that the old tokenizer cut its token into; its row is the mean of theirs.
-        rows: What other new rows are, at each end by its own rows: drawn with their mean and covariance ("covariance"),
-            with the table's std around 0 ("std"), their "mean", or "zeros". New entries of a bias are the mean of the
-            others (0 for "zeros").
-        seed: Of the draws, an integer of 0 or above.
-
-    Returns:
-        What was done.
-
-    Raises:
-        RangeError: A number lies outside its bounds.
-        TieError: A table cannot be resized (an adapter, a mask, shards, quantised), the padding row would be dropped,
-            or the optimizer's state does not say which rows are whose.
-        InputError, BackendError: As for `tie`.
-
-    Whatever is raised, the model, its config and the optimizer are as they were.
-
-    Example:
-        >>> import torch, tiebeam
-        >>> from torch import nn
-        >>> model = nn.Sequential(nn.Embedding(300, 64), nn.LayerNorm(64), nn.Linear(64, 300))
-        >>> model[2].weight = model[0].weight
-        >>> print(tiebeam.resize(model, 301, torch.arange(8)[None], multiple=64))
-        resize: 0.weight = 2.weight; 2.bias
-          rows: 300 -> 320
-          note: rows 301 to 319 are padding: no token has them
-        >>> model[0].weight is model[2].weight, model[2].bias.shape
-        (True, torch.Size([320]))
-    """
-    site = site_of(model, optimizer, "resize")
-    seen = site.seen(inputs)
-    ends = both_ends(seen.tables, lookup, readout)
-    check_bare(*ends)
-    tables = list({t.name: t for t in ends}.values())
-    vocab_now = _one_vocab(tables)
-    plan = plan_rows(
-        vocab_now, vocab, multiple=multiple, ids=ids, tokens=tokens, parts=parts, rows=rows, seed=seed
-    )  # fmt: skip
-    if not plan.changes:
-        return _nothing("resize", [t.name for t in tables], seen)
-    names = [t.names for t in tables]
-    with Transaction() as undo:
-        biases = site.operator.resize(tables, plan, undo)
-        config = put(vocab_settings(model, plan.before, plan.after), undo)
-        after = site.again(seen, plan.after)
-        for group in names:
-            verify.check_sizes("resize", after.tables, group, plan.after)
-        verify.check_same_reads("resize", seen.tables, after.tables)
-        _check_states(seen.tables, after.tables, names)
-    padded = plan.padding is not None
-    notes = (f"rows {plan.padding} to {plan.after - 1} are padding: no token has them",) if padded else ()
-    whole = [*(site.operator.names_of(group[0]) for group in names), *(site.operator.names_of(b) for b in biases)]
-    return Change(
-        "resize", tuple(dict.fromkeys(whole)), (plan.before, plan.after), config, site.operator.said, notes,
-        report_of(after),
-    )  # fmt: skip
-
-
-def _one_vocab(tables: Sequence[Table]) -> int:
-    sizes = {t.vocab for t in tables}
-    if len(sizes) > 1:
-        raise TieError(
-            "lookup and readout have vocabularies of their own",
-            got=", ".join(f"{t.name}: {t.vocab}" for t in tables),
-            expected="one size for both",
-        )
-    return sizes.pop()
-
-
-def _check_states(before: Sequence[Table], after: Sequence[Table], names: Sequence[Sequence[str]]) -> None:
-    """A resize does not tie or untie; two tables of equal values may come out with different new rows."""
-    for group in names:
-        old = next(t for t in before if set(t.names) & set(group))
-        new = next(t for t in after if set(t.names) & set(group))
-        if old.names != new.names or old.tied != new.tied:
-            raise TieError(
-                f"resize changed what {old.name!r} is, and was undone",
-                got=f"{', '.join(new.names)}: {new.state}",
-                expected=f"{', '.join(old.names)}: {old.state}",
-            )
-
-
-def _nothing(operation: str, names: Sequence[str], seen: Look | None, settings: Iterable[Setting] = ()) -> Change:
-    """The tensors are as asked; the config may not know."""
-    with Transaction() as undo:
-        config = put(settings, undo)
-    report = None if seen is None else report_of(seen)
-    return Change(operation, (), None, config, (), (f"{', '.join(names)}: as asked already",), report)
 
 
 def _declared(model: Any, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
