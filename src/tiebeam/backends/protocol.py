@@ -1,6 +1,7 @@
 """What a backend implements: one class over one model."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
@@ -8,6 +9,7 @@ from tiebeam.core.facts import Table
 from tiebeam.core.findings import Fixes
 from tiebeam.core.gradient_check import MovableTable
 from tiebeam.core.operations.conflicts import OnConflict
+from tiebeam.core.operations.loading import Loaded
 from tiebeam.core.operations.rows import RowPlan
 from tiebeam.core.operations.transaction import Transaction
 from tiebeam.core.passes import Passed, Request, Wanted
@@ -302,6 +304,20 @@ class Operator(Protocol):
 
         Raises:
             TieError: One of them cannot take them.
+        """
+        ...
+
+    def write(self, file: Path) -> tuple[tuple[str, ...], ...]:
+        """Write every tensor once, as a whole or not at all; the groups of names that were one."""
+        ...
+
+    def load(
+        self, path: Path, declared: Sequence[Sequence[str]], policy: Mapping[str, Any], undo: Transaction
+    ) -> Loaded:
+        """Load a file, tied as the model is or as a policy says.
+
+        Raises:
+            TieError, ShapeError, InputError: It cannot be, or the policy is to refuse.
         """
         ...
 

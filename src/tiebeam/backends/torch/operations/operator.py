@@ -1,16 +1,18 @@
 """`backends.protocol.Operator` for PyTorch: writes to one model and to the optimizers that train it."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from tiebeam.backends.torch.operations import resizing, slots, tying
+from tiebeam.backends.torch.operations import files, loading, resizing, slots, tying
 from tiebeam.backends.torch.operations.guard import TorchGuard
 from tiebeam.backends.torch.operations.remembered import Remembered
 from tiebeam.core.facts import Table
 from tiebeam.core.operations.conflicts import OnConflict
+from tiebeam.core.operations.loading import Loaded
 from tiebeam.core.operations.rows import RowPlan
 from tiebeam.core.operations.transaction import Transaction
 from tiebeam.errors import TieError
@@ -73,6 +75,14 @@ class TorchOperator:
         for one, before in zip(todo, kept, strict=True):
             _check_kept(one, before, plan)
         return tuple(biases)
+
+    def write(self, file: Path) -> tuple[tuple[str, ...], ...]:
+        return files.write(self.model, file)
+
+    def load(
+        self, path: Path, declared: Sequence[Sequence[str]], policy: Mapping[str, Any], undo: Transaction
+    ) -> Loaded:
+        return loading.load(self.model, path, declared, policy, self.remembered, undo)
 
     def within(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], vocab: int
