@@ -14,7 +14,7 @@ from typing import Protocol
 SEVERITIES = ("error", "warning", "info")
 MARK = "<!-- below: written by the tests, pytest tests/docs --update-pages -->"
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "tiebeam"
-COMMANDS = ("inspect", "init", "demo")
+COMMANDS = ("inspect", "init", "checkpoint", "demo")
 HELP_WIDTH = "100"
 
 

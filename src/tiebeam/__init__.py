@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from tiebeam import reports as reports
 
 if TYPE_CHECKING:
+    from tiebeam import checkpoints as checkpoints
     from tiebeam.api import (
         Watch,
         check_gradients,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         ties,
         untie,
     )
+    from tiebeam.core.checkpoint import CheckpointReport
     from tiebeam.core.facts import Lookup, Readout, Table
     from tiebeam.core.gradient_check import GradientCheck
     from tiebeam.core.measurement import Measurement
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from tiebeam.core.report import Finding, Report
     from tiebeam.errors import (
         BackendError,
+        CheckpointError,
         InputError,
         RangeError,
         ShapeError,
@@ -55,6 +58,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BackendError",
     "Change",
+    "CheckpointError",
+    "CheckpointReport",
     "Finding",
     "GradientCheck",
     "InputError",
@@ -106,6 +111,7 @@ _HOMES = {
         "ties",
         "untie",
     ),
+    "tiebeam.core.checkpoint": ("CheckpointReport",),
     "tiebeam.core.facts": ("Lookup", "Readout", "Table"),
     "tiebeam.core.gradient_check": ("GradientCheck",),
     "tiebeam.core.measurement": ("Measurement",),
@@ -114,13 +120,14 @@ _HOMES = {
 }
 # One module for each framework that someone builds in; they import it.
 _FRAMEWORKS = ("equinox", "jax", "keras", "linen", "nnx", "torch")
+_PARTS = ("checkpoints",)
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
         value: object = _version()
-    elif name in _FRAMEWORKS:
+    elif name in _FRAMEWORKS + _PARTS:
         value = import_module(f"tiebeam.{name}")
     elif name in __all__:
         value = getattr(import_module(_HOME.get(name, "tiebeam.errors")), name)

@@ -33,6 +33,10 @@ class BackendError(TiebeamError, TypeError):
     """The object is no model of a framework that tiebeam knows, or the framework is missing."""
 
 
+class CheckpointError(TiebeamError, ValueError):
+    """A file is not what it says it is, is damaged, or asks for more than it holds."""
+
+
 class InputError(TiebeamError, ValueError):
     """The model refused the inputs, or inputs could not be made."""
 

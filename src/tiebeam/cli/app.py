@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from tiebeam.cli.checkpoint import checkpoint_command
+from tiebeam.cli.options import DebugOpt, FailOnOpt, FormatOpt, OutputOpt
 from tiebeam.cli.output import (
     HEALTHY,
     FailOn,
@@ -55,13 +57,6 @@ _TARGET = (
 )
 
 TargetArg = Annotated[str, typer.Argument(metavar="TARGET", help=_TARGET, show_default=False)]
-FormatOpt = Annotated[
-    Format | None,
-    typer.Option("--format", help="Default: by the suffix of --output, else text.", show_default=False),
-]
-OutputOpt = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report there instead.")
-]
 SeedOpt = Annotated[
     int, typer.Option("--seed", min=0, max=2**32 - 1, help="Of random weights, of dropout, and of draws.")
 ]
@@ -77,7 +72,9 @@ ImportOpt = Annotated[
         help="Import it first: it registers classes that a .keras file names. Its code runs.",
     ),
 ]
-DebugOpt = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+app.command("checkpoint")(checkpoint_command)
 
 
 def _version(wanted: bool) -> None:
@@ -107,9 +104,7 @@ def inspect_command(
     meta: Annotated[bool, typer.Option("--meta", help="Build without memory: structure, no values.")] = False,
     form: FormatOpt = None,
     output: OutputOpt = None,
-    fail_on: Annotated[
-        FailOn, typer.Option("--fail-on", help="Least severity that makes the exit code 1.")
-    ] = FailOn.warning,
+    fail_on: FailOnOpt = FailOn.warning,
     backend: BackendOpt = None,
     imports: ImportOpt = None,
     seed: SeedOpt = 0,

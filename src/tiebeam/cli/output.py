@@ -16,6 +16,7 @@ import typer
 from tiebeam.errors import TargetError, TiebeamError
 
 if TYPE_CHECKING:
+    from tiebeam.core.checkpoint import CheckpointReport
     from tiebeam.core.report import Report
 
 HEALTHY, UNHEALTHY, COULD_NOT_LOOK, INTERRUPTED = 0, 1, 2, 130
@@ -71,12 +72,12 @@ def format_for(path: Path | None) -> Format:
     return _SUFFIXES[suffix]
 
 
-def exit_code(report: "Report", fail_on: FailOn) -> int:
+def exit_code(report: "Report | CheckpointReport", fail_on: FailOn) -> int:
     """1 where the report holds a finding at or above the severity, else 0."""
     return UNHEALTHY if any(f.severity in _FAILS[fail_on] for f in report.findings) else HEALTHY
 
 
-def show(report: "Report", form: Format, output: Path | None) -> None:
+def show(report: "Report | CheckpointReport", form: Format, output: Path | None) -> None:
     """Print a report, or write it to a file that appears whole or not at all."""
     if output is not None:
         write_text(output, _rendered(report, form) + "\n")
@@ -89,7 +90,7 @@ def show(report: "Report", form: Format, output: Path | None) -> None:
         typer.echo(_rendered(report, form))
 
 
-def _rendered(report: "Report", form: Format) -> str:
+def _rendered(report: "Report | CheckpointReport", form: Format) -> str:
     if form is Format.text:
         return str(report)
     how = {Format.markdown: report.to_markdown, Format.json: report.to_json, Format.html: report.to_html}

@@ -1,8 +1,9 @@
-"""Renderers: pure functions of a `Report`, registered by name; none is imported until it runs."""
+"""Renderers: pure functions of a report, registered by name; none is imported until it runs."""
 
 import importlib
 from collections.abc import Callable
 
+from tiebeam.core.checkpoint import CheckpointReport
 from tiebeam.core.report import Report
 
 _PLACES = {
@@ -14,12 +15,15 @@ _PLACES = {
 }
 
 
-def _lazy(module: str, function: str) -> Callable[[Report], str]:
-    def render(report: Report) -> str:
-        found: Callable[[Report], str] = getattr(importlib.import_module(f"{__name__}.{module}"), function)
+def _lazy(module: str, function: str) -> Callable[[Report | CheckpointReport], str]:
+    def render(report: Report | CheckpointReport) -> str:
+        found: Callable[[Report | CheckpointReport], str] = getattr(
+            importlib.import_module(f"{__name__}.{module}"), function
+        )
         return found(report)
 
     return render
 
 
 Report.renderers.update({kind: _lazy(*place) for kind, place in _PLACES.items()})
+CheckpointReport.renderers.update({kind: _lazy(*place) for kind, place in _PLACES.items()})

@@ -5,10 +5,11 @@ import math
 from importlib.resources import files
 from typing import Any
 
+from tiebeam.core.checkpoint import CheckpointReport
 from tiebeam.core.report import SCHEMA_VERSION, Report
 
 
-def to_json(report: Report) -> str:
+def to_json(report: Report | CheckpointReport) -> str:
     r"""Write a report as JSON text.
 
     Args:

@@ -2,6 +2,7 @@
 
 import re
 
+from tiebeam.core.checkpoint import CheckpointReport
 from tiebeam.core.report import Report
 from tiebeam.reports.parts import parts
 from tiebeam.reports.pieces import FindingPart, Row, TablePart
@@ -12,7 +13,7 @@ _SPECIAL = re.compile(r"[\\`*\[\]<>|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _BLOCK = re.compile(r"^(?:[#+=-]|\d+[.)])")  # what opens a heading or a list at the start of a paragraph
 
 
-def to_markdown(report: Report) -> str:
+def to_markdown(report: Report | CheckpointReport) -> str:
     """Write a report as Markdown.
 
     Args:
@@ -30,6 +31,7 @@ def to_markdown(report: Report) -> str:
     """
     said = parts(report)
     blocks = [f"# {_prose(said.verdict)}", _prose(said.subtitle)]
+    blocks += [_rows(section.rows) for section in said.sections]
     for table in said.tables:
         blocks += _table(table)
     blocks += ["## Findings"] if said.findings else []

@@ -6,6 +6,7 @@ import sys
 
 from rich.text import Text
 
+from tiebeam.core.checkpoint import CheckpointReport
 from tiebeam.core.report import Report
 from tiebeam.reports.page import Page
 from tiebeam.reports.parts import parts
@@ -19,12 +20,18 @@ _NAMES = 6  # as many names as a table shows here; JSON, Markdown and HTML list 
 _TONES = {"good": "green", "warning": "yellow", "error": "red", "info": "blue"}
 
 
-def render(report: Report) -> str:
+def render(report: Report | CheckpointReport) -> str:
     """What `str(report)` is: never coloured, since a string may go anywhere."""
     return to_text(report, color=False)
 
 
-def to_text(report: Report, *, width: int | None = None, color: bool | None = None, encoding: str | None = None) -> str:
+def to_text(
+    report: Report | CheckpointReport,
+    *,
+    width: int | None = None,
+    color: bool | None = None,
+    encoding: str | None = None,
+) -> str:
     """Lay a report out for a terminal or a pipe.
 
     Args:
@@ -53,6 +60,9 @@ def to_text(report: Report, *, width: int | None = None, color: bool | None = No
     said = parts(report)
     page.line(page.text(said.verdict, f"bold {_TONES[said.tone]}"))
     page.line(page.text(said.subtitle, "dim"))
+    for section in said.sections:
+        page.gap()
+        _rows(page, section.rows)
     for table in said.tables:
         _table(page, table)
     for finding in said.findings:
