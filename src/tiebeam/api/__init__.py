@@ -8,6 +8,7 @@ from tiebeam.api.measurement import check_gradients as check_gradients
 from tiebeam.api.measurement import measure as measure
 from tiebeam.api.optimizers import inspect_optimizer as inspect_optimizer
 from tiebeam.api.resizing import resize as resize
+from tiebeam.api.resizing import resize_params as resize_params
 from tiebeam.api.saving import load as load
 from tiebeam.api.saving import save as save
 from tiebeam.api.tying import retie as retie

@@ -46,8 +46,8 @@ def site_of(model: Any, optimizer: Any, operation: str) -> Site:
             f"{operation} changes a model in place, and arrays of JAX do not change",
             got=type(model).__name__,
             expected="a PyTorch model",
-            hint="in JAX whether a table is tied is in the program: read one leaf in both roles. Rows are changed by "
-            "tiebeam.jax.resize(params, ...)",
+            hint="in JAX whether a table is tied is in the program: read one leaf in both roles; new rows come of "
+            "tiebeam.resize_params(model, vocab, inputs, params)",
         )
     backend = resolve(model)
     if not isinstance(backend, Operable):

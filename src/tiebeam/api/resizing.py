@@ -1,10 +1,13 @@
-"""`tiebeam.resize`."""
+"""`tiebeam.resize` and `resize_params`."""
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from tiebeam.api.inspection import report_of
+from tiebeam.api.look import look
 from tiebeam.api.operating import nothing, put, site_of
+from tiebeam.backends.protocol import Functional
 from tiebeam.checkpoints.settings import vocab_settings
 from tiebeam.core.facts import Table
 from tiebeam.core.operations import verify
@@ -12,7 +15,7 @@ from tiebeam.core.operations.change import Change
 from tiebeam.core.operations.ends import both_ends, check_bare
 from tiebeam.core.operations.rows import How, plan_rows
 from tiebeam.core.operations.transaction import Transaction
-from tiebeam.errors import TieError
+from tiebeam.errors import BackendError, InputError, TieError
 
 
 def resize(
@@ -122,3 +125,90 @@ def _check_states(before: Sequence[Table], after: Sequence[Table], names: Sequen
                 got=f"{', '.join(new.names)}: {new.state}",
                 expected=f"{', '.join(old.names)}: {old.state}",
             )
+
+
+def resize_params(
+    model: Any,
+    vocab: int | None = None,
+    inputs: Any = None,
+    params: Any = None,
+    *,
+    opt_state: Any = None,
+    resized: Any = None,
+    multiple: int | None = None,
+    ids: Mapping[int, int] | Sequence[int] | None = None,
+    tokens: tuple[Mapping[str, int], Mapping[str, int]] | None = None,
+    parts: Mapping[int, Sequence[int]] | None = None,
+    rows: How = "covariance",
+    seed: int = 0,
+    lookup: str | None = None,
+    readout: str | None = None,
+) -> tuple[Any, Any, Change]:
+    """Like `resize`, for JAX models whose arrays do not change: returns new trees.
+
+    Args:
+        model: A function `fn(params, *inputs)` or a linen module.
+        inputs: As for `inspect`.
+        params: The tree that it is applied to; only read.
+        opt_state: What optax holds of the params; its arrays go with their rows.
+        resized: The model for the new vocabulary, where its code says the size (a linen module does).
+        vocab, multiple, ids, tokens, parts, rows, seed, lookup, readout: As for `resize`.
+
+    Returns:
+        The params and the optimizer's state with other rows, and what was done.
+
+    Raises:
+        BackendError: The model holds its arrays itself (nnx, Equinox: its fields say the size; build it anew), or is
+            written in place.
+        RangeError, TieError, InputError: As for `resize`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, tiebeam
+        >>> def apply(params, ids):
+        ...     return jnp.tanh(params["table"][ids]) @ params["table"].T
+        >>> params = {"table": jax.random.normal(jax.random.key(0), (300, 64))}
+        >>> params, _, change = tiebeam.resize_params(apply, 320, jnp.arange(8)[None], params)
+        >>> params["table"].shape, change.vocab
+        ((320, 64), (300, 320))
+    """
+    seen = look(model, inputs, params=params)
+    _check_a_tree(seen.model, model)
+    ends = both_ends(seen.tables, lookup, readout)
+    check_bare(*ends)
+    tables = list({t.name: t for t in ends}.values())
+    plan = plan_rows(
+        _one_vocab(tables), vocab, multiple=multiple, ids=ids, tokens=tokens, parts=parts, rows=rows, seed=seed
+    )  # fmt: skip
+    names = [t.names for t in tables]
+    if not plan.changes:
+        return params, opt_state, nothing("resize", [t.name for t in tables], seen)
+    backend = import_module(f"tiebeam.backends.{seen.model.framework}.resizing")
+    fresh, state, biases, said = backend.resize(seen.model, tables, plan, opt_state)
+    args, kwargs = backend.within(seen.args, seen.kwargs, plan.after)
+    try:
+        after = look(model if resized is None else resized, kwargs or args, params=fresh)
+    except InputError as error:
+        raise TieError(
+            "the model does not run with its new rows",
+            got=str(error).splitlines()[0],
+            expected="a model whose code takes the size from its params, or the one for the new vocabulary",
+            hint=f"pass resized=, the same module built for {plan.after} rows",
+        ) from error
+    for group in names:
+        verify.check_sizes("resize", after.tables, group, plan.after)
+    verify.check_same_reads("resize", seen.tables, after.tables)
+    notes = () if plan.padding is None else (f"rows {plan.padding} to {plan.after - 1} are padding: no token has them",)
+    changed = (*names, *((b,) for b in biases))
+    return fresh, state, Change("resize", changed, (plan.before, plan.after), (), said, notes, report_of(after))
+
+
+def _check_a_tree(backend: Any, model: Any) -> None:
+    if isinstance(backend, Functional) and not getattr(backend, "whole", False):
+        return
+    raise BackendError(
+        f"{type(model).__name__} holds its own arrays",
+        got="resize_params",
+        expected="a function of params, or a linen module beside its params",
+        hint="tiebeam.resize(model, ...) for PyTorch; fields of an nnx or Equinox module say its size: build it anew, "
+        "and resize the params of a function around it",
+    )

@@ -234,3 +234,46 @@ def new_rows(plan: RowPlan, seen: Moments, ordinal: int) -> Iterable[tuple[Ids, 
         drawn = draw_block(plan.seed, "table", ordinal, block, ROWS_PER_BLOCK, width, 1.0)
         normal = drawn[here - block * ROWS_PER_BLOCK].astype(np.float64)
         yield here, normal * seen.std if root is None else seen.mean + normal @ root
+
+
+def resized(old: npt.NDArray[Any], axis: int, plan: RowPlan, ordinal: int | None) -> npt.NDArray[Any]:
+    """An array with other rows: kept ones bit by bit, the others by the plan.
+
+    Args:
+        old: Any floats, any number of axes.
+        axis: Of its rows.
+        plan: Which rows.
+        ordinal: Which table, for its draws; None: a bias, whose new entries are the mean of the finite others.
+
+    Example:
+        >>> resized(np.ones((2, 3), np.float32), 0, plan_rows(2, 3, rows="mean"), 0).tolist()[2]
+        [1.0, 1.0, 1.0]
+    """
+    made = kept_rows(old, axis, plan)
+    into = np.moveaxis(made, axis, 0).reshape(plan.after, -1)
+    rows = np.moveaxis(old, axis, 0).reshape(plan.before, -1)
+    for new, pieces in plan.parts.items():
+        into[new] = rows[list(pieces)].astype(np.float64).mean(0)
+    if ordinal is None:
+        wide = rows.astype(np.float64)
+        finite = wide[np.isfinite(wide).all(axis=1)]
+        into[plan.drawn] = 0.0 if plan.how == "zeros" or not len(finite) else finite.mean(0)
+    elif len(plan.drawn):
+        seen = Moments(rows.shape[1], covariance=plan.how == "covariance")
+        step = max(1, (1 << 20) // max(1, rows.shape[1]))
+        for start in range(0, plan.before, step):
+            seen.take(rows[start : start + step].astype(np.float64))
+        for where, entries in new_rows(plan, seen, ordinal):
+            into[where] = entries
+    shape = np.moveaxis(made, axis, 0).shape
+    return np.ascontiguousarray(np.moveaxis(into.reshape(shape), 0, axis))
+
+
+def kept_rows(old: npt.NDArray[Any], axis: int, plan: RowPlan) -> npt.NDArray[Any]:
+    """The rows that are kept, each in its new place, and zeros in the others."""
+    shape = list(old.shape)
+    shape[axis] = plan.after
+    made = np.zeros(shape, old.dtype)
+    kept = np.flatnonzero(plan.source >= 0)
+    np.moveaxis(made, axis, 0)[kept] = np.moveaxis(old, axis, 0)[plan.source[kept]]
+    return made
