@@ -24,7 +24,10 @@ class Site:
 
     def seen(self, inputs: Any) -> Look:
         """One look, before anything is written."""
-        return look(self.model, inputs)
+        seen = look(self.model, inputs)
+        if not seen.traced.graph.meta:
+            self.operator.check_here([n for t in seen.tables for n in t.names])
+        return seen
 
     def again(self, seen: Look, vocab: int | None = None) -> Look:
         """Another look, after it: with the same inputs, or with ids that a smaller vocabulary has too."""

@@ -268,6 +268,14 @@ class Operator(Protocol):
         """
         ...
 
+    def check_here(self, names: Sequence[str]) -> None:
+        """Raise where one of these parameters was seen with values and holds none now.
+
+        Raises:
+            TieError: A wrapper fetches it for each pass.
+        """
+        ...
+
     def names_of(self, name: str) -> tuple[str, ...]:
         """Every path of the parameter at a path."""
         ...

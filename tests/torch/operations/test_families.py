@@ -210,6 +210,14 @@ def test_a_device_map_is_dispatched_without_harm() -> None:
     assert model.lm_head.weight is not model.model.embed_tokens.weight
 
 
+def test_an_offloaded_model_is_refused() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = accelerate.cpu_offload(llama(), execution_device=torch.device("cpu"))
+    for operation in (tiebeam.tie, tiebeam.untie, lambda m: tiebeam.resize(m, 80)):
+        with pytest.raises(TieError, match="lies elsewhere"):
+            operation(model)
+
+
 class Composite(torch.nn.Module):
     """A model of two parts, whose flag stands at two scopes."""
 

@@ -1,4 +1,4 @@
-"""Other rows for a table of a params tree, and for what an optax state holds of it: new trees, the old ones untouched."""
+"""Other rows for a table of a params tree, and for what an optax state holds of it: new trees, the old ones stay."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -76,7 +76,7 @@ def _check(name: str, array: Any) -> None:
 def _made(array: Any, axis: int, plan: RowPlan, ordinal: int | None) -> Any:
     if is_abstract(array):
         shape = tuple(plan.after if i == axis else n for i, n in enumerate(array.shape))
-        return jax.ShapeDtypeStruct(shape, array.dtype)
+        return jax.ShapeDtypeStruct(shape, array.dtype)  # type: ignore[no-untyped-call]
     return _as(array, resized(np.asarray(array), axis, plan, ordinal))
 
 

@@ -19,7 +19,8 @@ JOINS: dict[str, Join] = {
 """Entry of a state -> how two of them become one. What has no rule stays as the owner has it."""
 
 _SQUARES = frozenset(
-    "exp_avg_sq max_exp_avg_sq square_avg sum nu exp_inf exp_avg_sq_row row_var variance v v_row v_col sum_of_squares".split()
+    """exp_avg_sq max_exp_avg_sq square_avg sum nu exp_inf exp_avg_sq_row row_var variance v v_row v_col
+    sum_of_squares""".split()
 )
 
 

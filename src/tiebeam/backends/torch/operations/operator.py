@@ -47,6 +47,17 @@ class TorchOperator:
     def one(self, names: Sequence[str]) -> bool:
         return len({id(slots.find(self.model, n).tensor) for n in names}) == 1
 
+    def check_here(self, names: Sequence[str]) -> None:
+        held = dict(self.model.named_parameters(remove_duplicate=False))
+        away = next((n for n in names if n in held and held[n].is_meta), None)
+        if away is not None:
+            raise TieError(
+                f"{away!r} lies elsewhere: a wrapper fetches it for each pass, and what is written is lost",
+                got="a parameter on meta that has values while the model runs",
+                expected="parameters in memory",
+                hint="change the model before it is offloaded",
+            )
+
     def names_of(self, name: str) -> tuple[str, ...]:
         tensor = slots.find(self.model, name).tensor
         return tuple(n for place in slots.slots_of(self.model, tensor) for n in place.paths)
