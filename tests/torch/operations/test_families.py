@@ -213,9 +213,9 @@ def test_a_device_map_is_dispatched_without_harm() -> None:
 def test_an_offloaded_model_is_refused() -> None:
     accelerate = pytest.importorskip("accelerate")
     model = accelerate.cpu_offload(llama(), execution_device=torch.device("cpu"))
-    for operation in (tiebeam.tie, tiebeam.untie, lambda m: tiebeam.resize(m, 80)):
+    for operation in (tiebeam.tie, tiebeam.untie, lambda m, ids: tiebeam.resize(m, 80, ids)):
         with pytest.raises(TieError, match="lies elsewhere"):
-            operation(model)
+            operation(model, IDS)
 
 
 class Composite(torch.nn.Module):
