@@ -40,7 +40,7 @@ napoleon_use_rtype = False  # types stand in the signatures; what "Returns:" beg
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        r"(torch|numpy|np|nn|collections|typing|types|rich|typer|transformers|jax|optax|keras|flax|equinox)\..*",
+        r"(torch|numpy|np|nn|collections|pathlib|typing|types|rich|typer|transformers|jax|optax|keras|flax|equinox)\..*",
     ),
     (r"py:.*", r"tiebeam\.blocks\.jax\.Initializer"),  # a function of a key, a shape and a dtype
     (r"py:.*", r"(Any|Callable|Collection|Mapping|Sequence|Iterable|Literal|Path|Self|Module|Tensor)"),

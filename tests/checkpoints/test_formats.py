@@ -126,10 +126,17 @@ def test_a_gguf_file_without_a_readout_leaves_it_to_the_runtime(tmp_path: Path) 
     tensors = {
         n: (F32, (64, 8) if i == 0 else (8,) * i, bytes(4 * (512 if i == 0 else 8**i))) for i, n in enumerate(names)
     }
-    for architecture in ("gpt2", "llama"):
+    for architecture, state, code in (
+        ("gpt2", "omitted", "runtime-fallback"),
+        ("llama", "omitted", "runtime-fallback"),
+        ("unheard-of", "no-readout", "runtime-fallback"),
+        ("gptneox", "no-readout", "readout-missing"),
+    ):
         found = inspect(gguf(tmp_path / "m.gguf", tensors, architecture))
-        assert (found.table, found.readout) == ("token_embd.weight", None)
-        assert [f.code for f in found.findings] == ["runtime-fallback"]
+        assert (found.state, found.table, found.readout) == (state, "token_embd.weight", None)
+        assert [f.code for f in found.findings] == [code]
+        assert found.declared is None
+        assert ("2025" in found.findings[0].message) == (architecture == "gpt2")
 
 
 def test_quantised_ends_of_a_gguf_file(tmp_path: Path) -> None:

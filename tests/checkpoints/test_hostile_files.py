@@ -86,6 +86,11 @@ def test_a_pickle_cannot_ask_for_more_objects_than_it_has_bytes(tmp_path: Path) 
         inspect(torch_zip(tmp_path / "m.pt", b"\x80\x02" + b"]" * 400_000 + b"."))
 
 
+def test_a_pickle_of_endless_opcodes_is_left(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="too long"):
+        inspect(torch_zip(tmp_path / "m.pt", b"\x80\x02" + b"N0" * 2_600_000 + b"N."))
+
+
 def test_a_tensor_that_reaches_beyond_its_storage_is_refused(tmp_path: Path) -> None:
     torch.save({TABLE: torch.ones(4, 2)}, tmp_path / "m.pt")
     with zipfile.ZipFile(tmp_path / "m.pt") as archive:
@@ -178,6 +183,7 @@ GGUF_HEADS = {
     "an array of arrays": struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"a", 9, 9, 1),
     "an unknown type": struct.pack("<IQQQ1sI", 3, 0, 1, 1, b"a", 77),
     "a tensor of huge sizes": struct.pack("<IQQQ1sIQQIQ", 3, 1, 0, 1, b"a", 2, 2**40, 2**40, 0, 0),
+    "strings without number": struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"a", 9, 8, 2_000_001) + bytes(8 * 2_000_001),
     "many dimensions": struct.pack("<IQQQ1sI", 3, 1, 0, 1, b"a", 2**30),
     "an unknown tensor type": struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"a", 1, 1, 999, 0),
 }
@@ -267,9 +273,27 @@ def test_an_index_that_omits_what_a_shard_holds_is_found(tmp_path: Path) -> None
     assert [f.where for f in found.findings if f.code == "index-disagrees"] == [READOUT]
 
 
+@pytest.mark.parametrize("text", [b"[" * 200_000, b'{"a":[' + b"[]," * 150_000 + b"1]}"], ids=["deep", "wide"])
+def test_a_config_of_brackets_is_refused(tmp_path: Path, text: bytes) -> None:
+    sharded(tmp_path / "m", {"a.safetensors": {TABLE: E}})
+    (tmp_path / "m" / "config.json").write_bytes(text)
+    with pytest.raises(CheckpointError, match="brackets"):
+        inspect(tmp_path / "m")
+
+
+def test_a_file_that_is_no_file_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="no file"):
+        inspect("/dev/null")
+
+
+def test_a_name_of_a_million_characters_is_no_table(tmp_path: Path) -> None:
+    path = sharded(tmp_path / "m", {"a.safetensors": {"embed." * 200_000: E}})
+    assert inspect(path).state == "no-table"
+
+
 def test_a_huge_config_is_refused(tmp_path: Path) -> None:
     sharded(tmp_path / "m", {"a.safetensors": {TABLE: E}})
     with (tmp_path / "m" / "config.json").open("wb") as file:
-        file.truncate(65 * 2**20)
+        file.truncate(33 * 2**20)
     with pytest.raises(CheckpointError, match="too large"):
         inspect(tmp_path / "m")

@@ -117,7 +117,7 @@ def test_an_unknown_factor_stays_unknown_and_keeps_the_first_reason():
 
 
 def test_that_a_number_of_the_program_went_in_is_remembered():
-    literal = Factor(2.0, literal=True)
+    literal = Factor(2.0, literals=frozenset((7,)))
     for made in (literal.times(ONE), ONE.times(literal), literal.plus(ONE), literal.inverse()):
         assert made.literal
     assert not ONE.times(ONE).literal
@@ -133,7 +133,7 @@ def test_a_number_of_the_program_is_literal_and_a_buffers_is_not():
     both = g.mul(number, buffer)
     graph = g.returned(both).graph()
     flags = provenance(graph)
-    assert scalar(graph, flags, number) == Factor(3.0, literal=True)
+    assert scalar(graph, flags, number) == Factor(3.0, literals=frozenset((number,)))
     assert scalar(graph, flags, buffer) == Factor(3.0)
 
 

@@ -70,6 +70,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "tests/torch": TORCH,
     "tests/cases": TORCH,
     "tests/checkpoints": TORCH,
+    "tests/checkpoints/test_keras_files.py": ("keras-jax",),
     "tests/cli": TORCH,
     "tests/docs": TORCH,
     "tests/experiments": TORCH,

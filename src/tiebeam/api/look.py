@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tiebeam.backends import resolve
-from tiebeam.backends.protocol import Described, Model, RefusedError
+from tiebeam.backends.protocol import Described, Glancing, Model, RefusedError
 from tiebeam.checkpoints import example_inputs
 from tiebeam.checkpoints.declared import Declared, declared_by
+from tiebeam.core.arithmetic import arithmetic_in_doubt
 from tiebeam.core.contract import contracted
 from tiebeam.core.facts import Table
 from tiebeam.core.provenance import provenance
@@ -81,7 +82,7 @@ def _read(
     if like:
         uses = _as_before(uses, like)
     elif any(doubtful(u) for u in uses) or traced.items:
-        uses = _checked(backend, traced.graph, uses, args, kwargs)
+        uses = _checked(backend, traced, uses, args, kwargs)
 
     def declares(a: str, b: str) -> bool:
         return declared is not None and bool(declared.tied) and (declared.names(a, b) or not declared.keys)
@@ -124,10 +125,12 @@ def refused_inputs(
     )
 
 
-def _checked(backend: Model, graph: Graph, uses: list[Use], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Use]:
+def _checked(backend: Model, first: Any, uses: list[Use], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Use]:
     """Factors that a pass over other inputs repeats; the others are not constants."""
-    why = "the inputs have no axis that could be shorter"
+    why, graph = "the inputs have no axis that could be shorter", first.graph
     *shorter, same = backend.shorter(args, kwargs) or [(args, kwargs)]
+    if shorter and _same_at_a_glance(backend, first, uses, shorter[0]):
+        return uses
     for other_args, other_kwargs in shorter:
         try:
             traced = backend.trace(other_args, other_kwargs, seed=OTHER_SEED, measure=False)
@@ -142,6 +145,14 @@ def _checked(backend: Model, graph: Graph, uses: list[Use], args: tuple[Any, ...
         # The batch alone is another one: a length may still be what a factor came from.
         return [u if not could_be_a_size(u, sizes) else unconfirmed([u], why)[0] for u in kept]
     return _of_one_length(backend, uses, same, why)
+
+
+def _same_at_a_glance(backend: Model, first: Any, uses: list[Use], other: Any) -> bool:
+    """Whether the backend sees for less than a trace costs that every number in doubt is the same for other inputs."""
+    if first.items or not isinstance(backend, Glancing):
+        return False
+    expected = arithmetic_in_doubt(first.graph, uses)
+    return expected is not None and backend.does_the_same(first, expected, *other)
 
 
 def _lengths(graph: Graph) -> set[int]:

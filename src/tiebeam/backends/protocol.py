@@ -5,6 +5,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
+from tiebeam.core.arithmetic import Arithmetic
 from tiebeam.core.facts import Table
 from tiebeam.core.findings import Fixes
 from tiebeam.core.gradient_check import MovableTable
@@ -174,6 +175,20 @@ class Described(Protocol):
 
     def example(self, make: Callable[[str, tuple[int | None, ...], str], Any]) -> Any | None:
         """Inputs of arrays that `make` makes of a name, a shape (None: any size) and a dtype ("": unknown), or None."""
+        ...
+
+
+@runtime_checkable
+class Glancing(Protocol):
+    """A model that can be run for less than what a trace costs, to see a few numbers alone."""
+
+    def does_the_same(
+        self, traced: Any, expected: Arithmetic, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> bool:
+        """Whether the model does the same arithmetic over inputs of another length, leaving it as it was.
+
+        False also where that cannot be told: then a trace must say.
+        """
         ...
 
 

@@ -6,17 +6,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tiebeam.checkpoints.archive import Archive as Archive
     from tiebeam.checkpoints.archive import Entry as Entry
+    from tiebeam.checkpoints.fixing.fix import fix as fix
     from tiebeam.checkpoints.inspection import inspect as inspect
     from tiebeam.checkpoints.opening import open_archive as open_archive
     from tiebeam.core.checkpoint import CheckpointReport as CheckpointReport
+    from tiebeam.core.checkpoint_fix import FixPlan as FixPlan
 
-__all__ = ["Archive", "CheckpointReport", "Entry", "inspect", "open_archive"]
+__all__ = ["Archive", "CheckpointReport", "Entry", "FixPlan", "fix", "inspect", "open_archive"]
 
 # Loaded when asked for: whoever reads a config alone pays for nothing else.
 _HOMES = {
     "Archive": "tiebeam.checkpoints.archive",
     "CheckpointReport": "tiebeam.core.checkpoint",
     "Entry": "tiebeam.checkpoints.archive",
+    "FixPlan": "tiebeam.core.checkpoint_fix",
+    "fix": "tiebeam.checkpoints.fixing.fix",
     "inspect": "tiebeam.checkpoints.inspection",
     "open_archive": "tiebeam.checkpoints.opening",
 }

@@ -21,7 +21,7 @@ class Source(Protocol):
 
     @property
     def identity(self) -> tuple[str, int, int]:
-        """File or storage, first byte, end: two entries whose ranges overlap share memory."""
+        """The file or storage, its first byte and its end; two entries whose ranges overlap share memory."""
         ...
 
     def open(self) -> Array:

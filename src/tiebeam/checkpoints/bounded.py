@@ -8,8 +8,10 @@ from typing import Any
 
 from tiebeam.errors import CheckpointError
 
-MOST_JSON = 64 * 2**20
-"""Bytes of a config or index; the largest at hand, of 2,000 shards, has 2 MB."""
+MOST_JSON = 32 * 2**20
+"""Bytes of a config or index: 300,000 tensors fit."""
+MOST_CONTAINERS = 100_000
+"""Brackets in a JSON text: each is an object of twenty times its size, and a config has hundreds."""
 MOST_ELEMENTS = 2**63
 
 
@@ -53,6 +55,11 @@ def parse_json(text: bytes, where: str) -> dict[str, Any]:
         >>> parse_json(b'{"a": 1}', "here")
         {'a': 1}
     """
+    brackets = text.count(b"[") + text.count(b"{")
+    if brackets > MOST_CONTAINERS:
+        raise CheckpointError(
+            f"'{where}' is no config or index", got=f"{brackets:,} brackets", expected=f"at most {MOST_CONTAINERS:,}"
+        )
     try:
         found = json.loads(text, object_pairs_hook=_unique)
     except CheckpointError as e:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from tiebeam.checkpoints.declared import FLAG, declare
 from tiebeam.checkpoints.judging import Facts
+from tiebeam.checkpoints.runtimes import LATELY
 from tiebeam.checkpoints.scopes import read
 from tiebeam.core.findings import in_order
 from tiebeam.core.report import Finding
@@ -128,14 +129,14 @@ def _one_end(facts: Facts) -> Iterator[Finding]:
             "a key",
             hint="copy it under both names before a strict load",
         )  # fmt: skip
-    if facts.aliases or facts.tying.effective is True:
-        return
-    if facts.archive.format == "gguf":
+    if facts.archive.format == "gguf" and facts.tying.effective is not False:
+        older = "versions before 2025" if _lately(facts) else "older versions"
         yield Finding(
             "runtime-fallback", "info", table.name,
-            "there is no 'output.weight': most architectures of llama.cpp then read 'token_embd.weight', some refuse "
-            "the file, depending on the version",
+            f"{facts.tying.why}; other runtimes, and {older}, may refuse the file",
         )  # fmt: skip
+        return
+    if facts.aliases or facts.tying.effective is True:
         return
     if facts.backbone:
         yield Finding(
@@ -148,6 +149,10 @@ def _one_end(facts: Facts) -> Iterator[Finding]:
         f"the file has no readout, and {said}: a loader that builds one leaves it at random values or zero",
         hint="if it is a tied checkpoint, say so in the config: tiebeam checkpoint PATH --fix --out DIR --tie",
     )  # fmt: skip
+
+
+def _lately(facts: Facts) -> bool:
+    return (facts.archive.config or {}).get("gguf_architecture") in LATELY
 
 
 def _nothing_ties(facts: Facts) -> tuple[str, bool]:
@@ -170,9 +175,9 @@ def _config(facts: Facts) -> Iterator[Finding]:
         reads = "which one is read is not known" if facts.tying.effective is None else (
             f"transformers 5 builds {'one table' if facts.tying.effective else 'two tables'}"
         )  # fmt: skip
-        contradicts = facts.tying.family is None or facts.tying.effective is not facts.ties or not said.scopes_agree
+        sure = facts.tying.family is not None and facts.tying.effective is (facts.readout is None)
         yield Finding(
-            "config-scopes-disagree", "warning" if contradicts else "info", "",
+            "config-scopes-disagree", "info" if sure else "warning", "",
             f"{', '.join(words)}: {reads}, other runtimes may read another scope",
             hint=f"write the same {FLAG} in every scope",
         )  # fmt: skip
@@ -195,7 +200,7 @@ def _vocabulary(facts: Facts) -> Iterator[Finding]:
     table, vocab = facts.table, facts.vocab
     if table is None or table.shape is None or vocab is None or len(table.shape) != 2:
         return
-    rows = max(table.shape) if table.shape[1] == vocab or table.shape[0] < table.shape[1] else table.shape[0]
+    rows = table.shape[0]
     if vocab in table.shape:
         return
     if 0 < rows - vocab <= max(1024, rows // 10):

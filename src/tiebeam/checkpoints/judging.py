@@ -9,6 +9,7 @@ from tiebeam.checkpoints.compare import Comparison, compare, std_of
 from tiebeam.checkpoints.declared import declare
 from tiebeam.checkpoints.families import Tying, tying_of
 from tiebeam.checkpoints.roles import Roles, aliases, companions, find_roles
+from tiebeam.checkpoints.runtimes import falls_back
 from tiebeam.core.checkpoint import CheckpointState, Stored
 from tiebeam.errors import CheckpointError
 
@@ -83,10 +84,22 @@ def judge(archive: Archive, table: str | None = None, readout: str | None = None
 
 
 def _tying(archive: Archive) -> Tying:
+    if archive.format == "gguf":
+        return _of_gguf(archive)
     said = tying_of(archive.config)
     if archive.declares is None:
         return said
     return Tying(archive.declares, archive.declares, said.family, "the file's header")
+
+
+def _of_gguf(archive: Archive) -> Tying:
+    """The format has no flag: a stored readout is read as such, and one that is absent is the runtime's to decide."""
+    kind = str((archive.config or {}).get("gguf_architecture", ""))
+    if "output.weight" in archive.entries:
+        return Tying(None, False, why="a readout is stored, and is read as one")
+    effective = falls_back(kind)
+    does = {True: "reads 'token_embd.weight' in its place", False: "refuses the file", None: "may do either"}
+    return Tying(None, effective, why=f"of '{kind}' without an 'output.weight', llama.cpp {does[effective]}")
 
 
 def _named(found: Roles, archive: Archive, table: str | None, readout: str | None) -> Roles:

@@ -45,10 +45,13 @@ def open_archive(path: str | Path, config: Mapping[str, Any] | str | Path | None
         >>> [(e.name, e.shape, e.dtype.name) for e in open_archive(path).entries.values()]
         [('wte.weight', (8, 2), 'float32')]
     """
-    place = _file(Path(path))
-    archive = _reader(place)(place)
-    said = _config(config) if config is not None else _beside(place, CONFIG)
-    adapter = _beside(place, ADAPTER) if place.name.startswith("adapter_model") or said is None else None
+    try:
+        place = _file(Path(path))
+        archive = _reader(place)(place)
+        said = _config(config) if config is not None else _beside(place, CONFIG)
+        adapter = _beside(place, ADAPTER) if place.name.startswith("adapter_model") or said is None else None
+    except OSError as e:
+        raise CheckpointError(f"'{path}' cannot be read", got=e.strerror or str(e)) from e
     return replace(archive, path=Path(path), config=said if said is not None else archive.config, adapter=adapter)
 
 

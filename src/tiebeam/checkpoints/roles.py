@@ -51,6 +51,7 @@ _NO_TABLE = frozenset(
 _LAYERED = re.compile(r"(?:^|[./_])(?:layers?|h|blk|blocks?|encoder_layer|decoder_layer)[./_]?\d+(?=[./_]|$)")
 _WORD = re.compile(r"[a-z]+|[A-Z][a-z]*")
 _PADDING = 1024
+_MOST_NAME = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def _may_be(name: str, family: Family | None) -> bool:
     """Whether a name can be that of an end: the body's layers and other embeddings are none."""
     if family is not None and _plain(name) in (family.table, family.readout):
         return True
-    if _LAYERED.search(name.lower()) or name.endswith(_BESIDE):
+    if len(name) > _MOST_NAME or _LAYERED.search(name.lower()) or name.endswith(_BESIDE):
         return False
     return not _NO_TABLE.intersection(words(name))
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tiebeam.checkpoints import inspect
-from tiebeam.checkpoints.declared import FLAG, declare
+from tiebeam.checkpoints.declared import declare
+from tiebeam.checkpoints.declared_findings import declared_findings
 from tiebeam.core.report import Finding
 from tiebeam.errors import TiebeamError
 
@@ -71,19 +72,7 @@ def judged(target: Path) -> list[Finding]:
         config = json.loads(target.read_text("utf-8"))
     except (ValueError, OSError) as error:
         raise TiebeamError(f"{target} is no config", got=f"{type(error).__name__}: {error}") from error
-    declared = declare(config)
-    found = [
-        Finding("misspelt-flag", "warning", path, f"{path!r} looks like {FLAG!r} and is read by nobody",
-                hint=f"call it {FLAG}")
-        for path in declared.misspelt
-    ]  # fmt: skip
-    if not declared.scopes_agree:
-        said = ", ".join(f"{path or 'the whole'}: {flag}" for path, flag in declared.scopes)
-        found.append(
-            Finding("config-scopes-disagree", "warning", "", f"scopes of the config say different things: {said}",
-                    hint="write one value at every scope that is read")
-        )  # fmt: skip
-    return found
+    return list(declared_findings(declare(config), ()))
 
 
 def annotation(target: Path, finding: Finding) -> str:

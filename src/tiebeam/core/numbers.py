@@ -13,29 +13,34 @@ class Factor:
     Attributes:
         value: The product, sign kept; None where it is not a known constant.
         reason: Why it is None.
-        literal: A number of the program went in, so that it could be a size or a reading of the inputs.
+        literals: Ids of the numbers of the program that went in: each could be a size or a reading of the inputs.
     """
 
     value: float | None = 1.0
     reason: str = ""
-    literal: bool = False
+    literals: frozenset[int] = frozenset()
+
+    @property
+    def literal(self) -> bool:
+        """Whether a number of the program went in."""
+        return bool(self.literals)
 
     def times(self, other: "Factor") -> "Factor":
         if self.value is None or other.value is None:
-            return Factor(None, self.reason or other.reason, self.literal or other.literal)
-        return Factor(self.value * other.value, "", self.literal or other.literal)
+            return Factor(None, self.reason or other.reason, self.literals | other.literals)
+        return Factor(self.value * other.value, "", self.literals | other.literals)
 
     def plus(self, other: "Factor") -> "Factor":
         if self.value is None or other.value is None:
-            return Factor(None, self.reason or other.reason, self.literal or other.literal)
-        return Factor(self.value + other.value, "", self.literal or other.literal)
+            return Factor(None, self.reason or other.reason, self.literals | other.literals)
+        return Factor(self.value + other.value, "", self.literals | other.literals)
 
     def inverse(self) -> "Factor":
         if self.value is None:
             return self
         if self.value == 0:
-            return Factor(None, "a division by zero", self.literal)
-        return Factor(1.0 / self.value, "", self.literal)
+            return Factor(None, "a division by zero", self.literals)
+        return Factor(1.0 / self.value, "", self.literals)
 
 
 ONE = Factor()
@@ -46,7 +51,7 @@ def uniform(graph: Graph, flags: list[int], value: int, depth: int = 8) -> Facto
     """Like `scalar`, and a tensor whose elements are known to be all equal counts as that number."""
     v = graph.values[value]
     if v.size > 1 and v.number is not None:
-        return Factor(v.number, "", literal=v.leaf is None)
+        return Factor(v.number, "", frozenset((value,)) if v.leaf is None else frozenset())
     found, node = scalar(graph, flags, value), graph.producer(value)
     if found is not None or node is None or depth == 0:
         return found
@@ -76,7 +81,7 @@ def scalar(graph: Graph, flags: list[int], value: int) -> Factor | None:
     if flags[v.id] & INPUT:
         return Factor(None, "it depends on the inputs")
     if v.number is not None:
-        return Factor(v.number, "", literal=not flags[v.id] & LEAF)
+        return Factor(v.number, "", frozenset() if flags[v.id] & LEAF else frozenset((v.id,)))
     if v.lost:
         return Factor(None, f"its value{_leaf_of(graph, v.id)} is lost on meta")
     made = graph.producer(v.id)

@@ -23,16 +23,21 @@ class Use:
 
     Attributes:
         read: The first execution.
-        literal: A number of the program went into the factor: it could be a size of the inputs.
+        literals: Ids of the numbers of the program that went into the factor: each could be a size of the inputs.
         hidden: An operation of unknown body that reads the table as well, or "".
         unseen: What could be a readout of a table that is only looked up, or "".
     """
 
     fact: Lookup | Readout
     read: Read
-    literal: bool
+    literals: frozenset[int]
     hidden: str = ""
     unseen: str = ""
+
+    @property
+    def literal(self) -> bool:
+        """Whether a number of the program went into the factor."""
+        return bool(self.literals)
 
     @property
     def site(self) -> tuple[str, str, str, int]:
@@ -86,7 +91,7 @@ def _lookup(graph: Graph, flags: list[int], read: Read, alive: list[bool]) -> Us
         reparametrized=read.source.altered,
         notes=_reasons(factor),
     )
-    return Use(fact, read, factor.literal)
+    return Use(fact, read, factor.literals)
 
 
 def _readout(graph: Graph, flags: list[int], read: Read, alive: list[bool]) -> Use:
@@ -116,7 +121,7 @@ def _readout(graph: Graph, flags: list[int], read: Read, alive: list[bool]) -> U
         reparametrized=read.source.altered,
         notes=_reasons(factor),
     )
-    return Use(fact, read, factor.literal)
+    return Use(fact, read, factor.literals)
 
 
 def _reasons(factor: Factor) -> tuple[str, ...]:
@@ -196,7 +201,7 @@ def _merge(group: list[Use]) -> Use:
         )
     else:
         fact = replace(fact, rms=root_mean_square([f.rms for f in facts if isinstance(f, Lookup)]))
-    return replace(first, fact=fact, literal=any(u.literal for u in group))
+    return replace(first, fact=fact, literals=frozenset[int]().union(*(u.literals for u in group)))
 
 
 def root_mean_square(numbers: list[float | None]) -> float | None:

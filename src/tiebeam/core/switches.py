@@ -20,12 +20,12 @@ class Levels:
     Attributes:
         numbers: All of them.
         shares: What a dropout that draws these could keep: the number its draws are compared with, or the rest.
-        literal: A number of the program went in.
+        literals: Ids of the numbers of the program that went in.
     """
 
     numbers: frozenset[float]
     shares: tuple[float, ...] = ()
-    literal: bool = False
+    literals: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,11 @@ def _on(levels: Levels) -> Factor:
     numbers = levels.numbers - {0.0}
     if len(numbers) == 1:
         (number,) = numbers
-        return Factor(number, "", levels.literal and number != 1.0)
+        return Factor(number, "", levels.literals if number != 1.0 else frozenset())
     if levels.numbers == {0.0}:
-        return Factor(0.0, "", levels.literal)
+        return Factor(0.0, "", levels.literals)
     kind = f"the numbers {', '.join(f'{n:.6g}' for n in sorted(numbers))}" if numbers else "unknown numbers"
-    return Factor(None, f"it is multiplied by a mask that holds {kind}", levels.literal)
+    return Factor(None, f"it is multiplied by a mask that holds {kind}", levels.literals)
 
 
 def counts_factor(graph: Graph, flags: list[int], value: int) -> Factor:
@@ -96,7 +96,7 @@ def levels_of(graph: Graph, flags: list[int], value: int, depth: int = _DEPTH) -
         return Levels(frozenset((0.0, 1.0)), _shares(graph, flags, value))
     known = uniform(graph, flags, value)
     if known is not None:
-        return None if known.value is None else Levels(frozenset((known.value,)), literal=known.literal)
+        return None if known.value is None else Levels(frozenset((known.value,)), literals=known.literals)
     if node is None:
         return Levels(frozenset((0.0, 1.0))) if v.integral and flags[value] & INPUT else None  # a mask passed in
     if depth == 0 or value != node.output:
@@ -126,19 +126,19 @@ def _either(parts: list[Levels | None]) -> Levels | None:
     numbers = frozenset().union(*(p.numbers for p in found))
     if not found or len(found) < len(parts) or len(numbers) > _MANY:
         return None
-    return Levels(numbers, literal=any(p.literal for p in found))
+    return Levels(numbers, literals=frozenset[int]().union(*(p.literals for p in found)))
 
 
 def _combined(op: Op, a: Levels, b: Levels) -> Levels | None:
     if op is Op.DIV and 0.0 in b.numbers:
         return None
-    shares, literal = a.shares + b.shares, a.literal or b.literal
+    shares, literals = a.shares + b.shares, a.literals | b.literals
     if op in (Op.MUL, Op.DIV) and min(len(a.numbers), len(b.numbers)) == 1:
         (by,) = b.numbers if len(b.numbers) == 1 else a.numbers
         if _undoes(1.0 / by if op is Op.DIV and by else by, shares):
-            return Levels((a if len(b.numbers) == 1 else b).numbers, (), literal)
+            return Levels((a if len(b.numbers) == 1 else b).numbers, (), literals)
     numbers = frozenset(_apply(op, x, y) for x, y in product(a.numbers, b.numbers))
-    return Levels(numbers, shares, literal) if len(numbers) <= _MANY else None
+    return Levels(numbers, shares, literals) if len(numbers) <= _MANY else None
 
 
 def _apply(op: Op, x: float, y: float) -> float:

@@ -89,10 +89,11 @@ def agreed(factors: list[Factor]) -> Factor:
     unknown = next((f for f in factors if f.value is None), None)
     if unknown is not None:
         return unknown
+    literals = frozenset[int]().union(*(f.literals for f in factors))
     if any(not math.isclose(f.value or 0.0, first.value or 0.0, rel_tol=1e-9) for f in factors):
         values = ", ".join(dict.fromkeys(f"{f.value:.6g}" for f in factors))
-        return Factor(None, f"uses differ: {values}", any(f.literal for f in factors))
-    return replace(first, literal=any(f.literal for f in factors))
+        return Factor(None, f"uses differ: {values}", literals)
+    return replace(first, literals=literals)
 
 
 class Forward:

@@ -1,12 +1,14 @@
 """Leaving a model as it was: what its forward writes, swaps or switches is put back."""
 
 from collections.abc import Iterable, Sequence
+from operator import is_not
 from typing import Any
 
 import torch
 from torch import nn
 
 from tiebeam.backends.torch.ledger import Ledger
+from tiebeam.backends.torch.names import Names
 
 
 class Keeper:
@@ -14,13 +16,13 @@ class Keeper:
 
     Elements are cloned only when an operation is about to write them; a sparse tensor is known by its values'
     memory. Modules whose wrapper swaps parameters
-    itself (offloading, sharding) are left to it.
+    itself (offloading, sharding: `swapped`) are left to it.
     """
 
     def __init__(
         self,
         modules: Sequence[nn.Module],
-        parameters: Sequence[nn.Parameter],
+        names: Names,
         ledger: Ledger,
         inputs: Iterable[torch.Tensor],
     ) -> None:
@@ -29,21 +31,20 @@ class Keeper:
         self._whole: dict[int, torch.Tensor] = {}  # what has no storage of its own
         self._clones: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._modes = [(m, m.training) for m in modules if not isinstance(m, torch.jit.ScriptModule)]
-        self._swapped = any("_hf_hook" in vars(m) or hasattr(type(m), "_get_fsdp_state") for m in modules)
+        self.swapped = any("_hf_hook" in vars(m) or hasattr(type(m), "_get_fsdp_state") for m in modules)
         self._tables: list[tuple[dict[str, Any], dict[str, Any]]] = [
             (table, dict(table)) for m, _ in self._modes for table in (m._parameters, m._buffers)
         ]
+        parameters = names.owned()
         self._asked = [(p, p.requires_grad) for p in parameters]
         self._data: list[tuple[nn.Parameter, torch.Tensor]] = []
-        loose = (v for m, _ in self._modes for v in vars(m).values() if isinstance(v, torch.Tensor))
-        buffers = (b for m in modules for b in m.buffers(recurse=False))
-        for t in [*parameters, *buffers, *loose, *inputs]:
+        for t in [*names.held.values(), *names.loose, *inputs]:
             storage = ledger.storage(t)
             if storage is not None:
                 self._storages.setdefault(storage.key, []).append(t)
             else:
                 self._whole[_memory(t)] = t
-        if not self._swapped:
+        if not self.swapped:
             self._data = [(p, p.detach()) for p in parameters if type(p) is nn.Parameter and p.layout == torch.strided]
 
     def before_write(self, t: torch.Tensor) -> None:
@@ -59,9 +60,9 @@ class Keeper:
         for p, asked in self._asked:
             if p.is_leaf and p.requires_grad != asked:
                 p.requires_grad_(asked)
-        if not self._swapped:
+        if not self.swapped:
             for table, entries in self._tables:
-                if any(table.get(k) is not v for k, v in entries.items()) or len(table) != len(entries):
+                if len(table) != len(entries) or any(map(is_not, table.values(), entries.values())):
                     table.clear()
                     table.update(entries)
             for p, data in self._data:

@@ -182,6 +182,13 @@ class Ledger:
         storage.values[g] = (value, len(storage.log))
         return value
 
+    def fresh(self, storage: Storage, g: Geometry, origin: Origin, varying: bool, facts: dict[str, Any]) -> int:
+        """`output` of a plain tensor that nothing was written to."""
+        value = len(self.drafts)
+        self.drafts.append(Draft(g, origin, varying=varying, **facts))
+        storage.values[g] = (value, len(storage.log))
+        return value
+
     def _leaf(self, t: torch.Tensor, storage: Storage, names: tuple[str, ...]) -> int:
         g = geometry(t)
         is_parameter = isinstance(t, torch.nn.Parameter) or id(t) in self.names.parameters

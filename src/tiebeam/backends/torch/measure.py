@@ -20,6 +20,7 @@ STREAM = 12  # tensors of the residual stream held: a decomposed norm and a head
 ROWS = 512  # rows that a cosine is averaged over
 PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "linear", "matmul", "addbmm"))
 GATHERS = frozenset(("embedding", "index", "index_select", "_embedding_bag", "gather"))
+TELLING = PRODUCTS | GATHERS | {"scatter"}
 
 
 class Measures:
@@ -48,8 +49,11 @@ class Measures:
     def after(self, index: int, schema: Schema, args: Any, refs: Any, out: Any, outputs: tuple[int, ...]) -> None:
         """Called after every recorded operation."""
         name = schema.name
-        if self._rows is None and name not in GATHERS and name not in PRODUCTS and name != "scatter":
+        told = name in TELLING
+        if not told and self._rows is None:
             return
+        if not (told or self.logits) and type(out) is torch.Tensor and out.numel() != self._numel:
+            return  # most: neither a role nor the residual stream
         first = out if isinstance(out, torch.Tensor) else out[0] if isinstance(out, tuple) and out else None
         if not isinstance(first, torch.Tensor) or not first.is_floating_point() or not _real(first):
             return

@@ -8,8 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tiebeam.backends.torch.ledger import number_of
-from tiebeam.backends.torch.record import READS_OUT, Recorder
-from tiebeam.backends.torch.schema import Schema, schema_of
+from tiebeam.backends.torch.record import Recorder
+from tiebeam.backends.torch.schema import READS_OUT, Schema, schema_of
 from tiebeam.backends.torch.shadow import LIMIT, Shadows, tensors_in, valueless
 from tiebeam.errors import TraceError
 

@@ -5,26 +5,58 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-_REGISTRIES = frozenset(("_parameters", "_buffers", "_modules"))
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))  # registries and hooks
+_NEVER = frozenset((bool, int, float, str, type(None)))  # most other attributes
+
+Paths = list[tuple[str, nn.Module]]
 
 
-def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
+def module_tree(model: nn.Module) -> Paths:
+    """Every path of every module in the order of `named_modules`, aliases included.
+
+    Looking at a model walks it before and after each pass: `named_modules` goes through a generator a level.
+    """
+    paths: Paths = []
+
+    def visit(path: str, module: nn.Module) -> None:
+        paths.append((path, module))
+        front = f"{path}." if path else ""
+        for name, child in module._modules.items():
+            if child is not None:
+                visit(front + name, child)
+
+    visit("", model)
+    return paths
+
+
+def first_paths(tree: Paths) -> Paths:
+    """Each module once."""
+    once: dict[int, tuple[str, nn.Module]] = {}
+    for path, module in tree:
+        once.setdefault(id(module), (path, module))
+    return list(once.values())
+
+
+def named_tensors(model: nn.Module, paths: Paths | None = None) -> Iterator[tuple[str, torch.Tensor, bool]]:
     """Every path of every parameter and buffer (name, tensor, is a parameter), aliases included."""
-    for path, module in model.named_modules(remove_duplicate=False):
-        for name, p in module.named_parameters(path, recurse=False, remove_duplicate=False):
-            yield name, p, True
-        for name, b in module.named_buffers(path, recurse=False, remove_duplicate=False):
-            yield name, b, False
+    for path, module in module_tree(model) if paths is None else paths:
+        front = f"{path}." if path else ""
+        for registry, is_parameter in ((module._parameters, True), (module._buffers, False)):
+            for name, tensor in registry.items():
+                if tensor is not None:
+                    yield front + name, tensor, is_parameter
 
 
-def loose_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def loose_tensors(model: nn.Module, paths: Paths | None = None) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors in plain attributes of modules, and in lists, tuples and dictionaries there, by path."""
-    for path, module in model.named_modules(remove_duplicate=False):
+    for path, module in module_tree(model) if paths is None else paths:
         for attribute, held in vars(module).items():
-            name = f"{path}.{attribute}" if path else attribute
+            if attribute in _OF_EVERY_MODULE or (kind := type(held)) in _NEVER:
+                continue
             if isinstance(held, torch.Tensor):
-                yield name, held
-            elif type(held) in (list, tuple, dict) and attribute not in _REGISTRIES:
+                yield f"{path}.{attribute}" if path else attribute, held
+            elif kind in (list, tuple, dict) and held:
+                name = f"{path}.{attribute}" if path else attribute
                 entries = held.items() if isinstance(held, dict) else enumerate(held)
                 yield from ((f"{name}.{key}", t) for key, t in list(entries) if isinstance(t, torch.Tensor))
 
@@ -34,20 +66,24 @@ class Names:
 
     Parameters that wrappers swap in while the model runs (offloading, sharding, functional calls) are
     found by a second look at the moment of use.
+
+    Args:
+        paths: `module_tree(model)`, where the caller has it.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, paths: Paths | None = None) -> None:
         self.model = model
         self.held: dict[int, torch.Tensor] = {}
         self.paths: dict[int, list[str]] = {}
         self.parameters: set[int] = set()
-        self.index()
-        loose = (id(t) for _, t in loose_tensors(model))
-        self.residents = frozenset([*self.paths, *loose])  # objects that were there before the pass
+        now = module_tree(model) if paths is None else paths
+        self.index(now)
+        self.loose = [t for _, t in loose_tensors(model, now)]
+        self.residents = frozenset([*self.paths, *map(id, self.loose)])  # objects that were there before the pass
         self.before = {n: self.held[i] for i, paths in self.paths.items() for n in paths}
 
-    def index(self) -> None:
-        for name, tensor, is_parameter in named_tensors(self.model):
+    def index(self, paths: Paths | None = None) -> None:
+        for name, tensor, is_parameter in named_tensors(self.model, paths):
             self._add(name, tensor)
             if is_parameter:
                 self.parameters.add(id(tensor))
@@ -57,6 +93,10 @@ class Names:
         paths = self.paths.setdefault(id(tensor), [])
         if name not in paths:
             paths.append(name)
+
+    def owned(self) -> list[nn.Parameter]:
+        """Each parameter once, in order."""
+        return [t for i, t in self.held.items() if i in self.parameters]  # type: ignore[misc]
 
     def of(self, tensor: torch.Tensor) -> tuple[str, ...]:
         return tuple(self.paths.get(id(tensor), ()))

@@ -15,7 +15,7 @@ from tiebeam.backends.torch.control import CONTROL
 from tiebeam.backends.torch.keep import Keeper
 from tiebeam.backends.torch.ledger import Implied, Ledger, number_of
 from tiebeam.backends.torch.measure import Measures
-from tiebeam.backends.torch.schema import WRITES_UNSAID, Schema, schema_of
+from tiebeam.backends.torch.schema import READS_OUT, WRITES_UNSAID, Schema, schema_of
 from tiebeam.backends.torch.shadow import tensors_in
 from tiebeam.ir import Origin
 
@@ -25,19 +25,20 @@ MADE_FROM_NOTHING = frozenset(
     "empty_strided new_empty_strided fill zero normal uniform bernoulli exponential".split()
 )
 
-READS_OUT = frozenset(("_local_scalar_dense", "is_nonzero", "equal"))
+
+_next_node = torch._C._autograd._get_sequence_nr
 
 
 def latest_node() -> int:
     """Number of the node that autograd made last in this thread."""
-    return torch._C._autograd._get_sequence_nr() - 1
+    return _next_node() - 1
 
 
 @dataclass(slots=True)  # not frozen: thousands are made while the model runs, and freezing triples the cost
 class Ref:
-    """A tensor argument: its value, and whether a gradient was attached when it was read."""
+    """A tensor argument: its value (the tensor itself until that is known), and whether it carried a gradient then."""
 
-    value: int
+    value: Any
     attached: bool | None
 
 
@@ -107,16 +108,24 @@ class Recorder(TorchDispatchMode):
         if schema.name in READS_OUT:
             self.items |= any(self.ledger.drafts[v].varying for v in read)
         out = self.run(func, schema, args, kwargs or {})
-        if self.ledger.implied:
-            self.records += self.ledger.implied
-            self.ledger.implied.clear()
+        self.write_down_implied()
         self.follow(read, func, args, kwargs or {}, out)
         outputs = self._outputs(schema, read, out, written)
         if outputs:
             place, recorded = self.modules[-1], torch.is_grad_enabled()
-            self.records.append(Record(schema, refs, named, outputs, place, recorded, sequence, ordinal))
-            self.measures.after(len(self.records) - 1, schema, args, refs, out, outputs)
+            self.write_down(Record(schema, refs, named, outputs, place, recorded, sequence, ordinal), args, out)
         return out
+
+    def write_down(self, record: Record, args: Any, out: Any) -> None:
+        """Append what was executed and take the numbers that go with it."""
+        self.records.append(record)
+        self.measures.after(len(self.records) - 1, record.schema, args, record.args, out, record.outputs)
+
+    def write_down_implied(self) -> None:
+        """Append the views and updates that the ledger has just come upon."""
+        if self.ledger.implied:
+            self.records += self.ledger.implied
+            self.ledger.implied.clear()
 
     def run(self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any]) -> Any:
         """Execute the operation."""
@@ -169,12 +178,7 @@ class Recorder(TorchDispatchMode):
             return ()
         if not written and all(s is not None and s.fresh(g) in read for s, g in places):
             return ()  # a pure alias: detach, alias, lift_fresh, expand to the same shape
-        from_nothing = schema.name in MADE_FROM_NOTHING
-        varying = schema.random
-        if not from_nothing:
-            for v in read:
-                varying |= ledger.drafts[v].varying
-        origin = Origin.NODE if not from_nothing else Origin.RANDOM if schema.random else Origin.CONSTANT
+        origin, varying = self._came_from(schema, read)
         outputs = []
         for t, place in zip(results, places, strict=True):
             facts = {} if varying else self.facts(t)
@@ -182,3 +186,10 @@ class Recorder(TorchDispatchMode):
             self.made(t, value)
             outputs.append(value)
         return tuple(outputs)
+
+    def _came_from(self, schema: Schema, read: list[int]) -> tuple[Origin, bool]:
+        """Origin of what an operation makes, and whether it is another at each call."""
+        if schema.name in MADE_FROM_NOTHING:
+            return (Origin.RANDOM if schema.random else Origin.CONSTANT), schema.random
+        drafts = self.ledger.drafts
+        return Origin.NODE, schema.random or any(drafts[v].varying for v in read)

@@ -9,6 +9,9 @@ import torch
 #: Arguments that an operation writes though its schema does not say so: running statistics.
 WRITES_UNSAID = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
 
+#: Operations that answer with a number of Python's.
+READS_OUT = frozenset(("_local_scalar_dense", "is_nonzero", "equal"))
+
 
 @dataclass(frozen=True, slots=True)
 class Schema:
@@ -17,6 +20,8 @@ class Schema:
     Attributes:
         name: Its packet without the in-place underscore: "mul" for `aten.mul_.Tensor`.
         writes: Positions of arguments that it writes; `writes_names`: keyword arguments likewise.
+        composite: It is written in terms of others.
+        reads_alone: It reads its arguments and returns: what it does to the ledger can wait.
     """
 
     name: str
@@ -26,6 +31,7 @@ class Schema:
     random: bool
     writes_any: bool = False
     composite: bool = False
+    reads_alone: bool = False
 
 
 @cache
@@ -38,14 +44,17 @@ def schema_of(func: Any) -> Schema:
     written = [
         (i, a) for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
     ]
+    composite = namespace == "aten" and _composite(func.name())
+    writes_any = bool(written) or rest in WRITES_UNSAID
     return Schema(
         name=name if namespace == "aten" else f"{namespace}.{name}",
         writes=tuple(i for i, a in written if not a.kwarg_only),
         writes_names=tuple(a.name for _, a in written),
         pointwise=torch.Tag.pointwise in func.tags,
         random=torch.Tag.nondeterministic_seeded in func.tags,
-        composite=namespace == "aten" and _composite(func.name()),
-        writes_any=bool(written) or rest in WRITES_UNSAID,
+        composite=composite,
+        writes_any=writes_any,
+        reads_alone=namespace == "aten" and not writes_any and not composite and rest not in READS_OUT,
     )
 
 

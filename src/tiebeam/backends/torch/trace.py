@@ -14,13 +14,14 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tiebeam.backends.protocol import RefusedError
+from tiebeam.backends.torch.batch import BatchRecorder, SwappedError
 from tiebeam.backends.torch.containers import rebuilt, tensors_of
 from tiebeam.backends.torch.keep import Keeper
 from tiebeam.backends.torch.ledger import Ledger
 from tiebeam.backends.torch.lower import lower
 from tiebeam.backends.torch.measure import Measures
 from tiebeam.backends.torch.meta import MetaRecorder
-from tiebeam.backends.torch.names import Names
+from tiebeam.backends.torch.names import Names, first_paths, module_tree
 from tiebeam.backends.torch.record import Recorder
 from tiebeam.backends.torch.session import module_paths, neutral, reshard, unwrapped
 from tiebeam.backends.torch.shadow import valueless
@@ -33,12 +34,14 @@ class How:
     """How a pass is run.
 
     Attributes:
+        batch: What operations read and made is settled in batches.
         drop: Keep nothing for a backward pass.
         grad: Record gradients whatever the caller's mode.
         compiler: The compiler was loaded before the pass, so that it is told to stay out.
         fill: What a float that nobody knows is on meta.
     """
 
+    batch: bool = True
     drop: bool = True
     grad: bool = True
     compiler: bool = False
@@ -116,6 +119,8 @@ class _MadeUpError(RefusedError):
 
 def _otherwise(how: How, refused: RefusedError) -> How | None:
     """What to do next without of all that tells a pass from a plain call; None where nothing is left."""
+    if isinstance(refused, SwappedError):
+        return replace(how, batch=False)
     if isinstance(refused, _MadeUpError) and math.isnan(how.fill):
         return replace(how, fill=0.0)
     why = refused.__cause__
@@ -138,23 +143,24 @@ def _trace(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], how: How, *,
     logits: bool, seed: int | None, other: bool, then: Then | None,
 ) -> Trace:  # fmt: skip
-    paths = list(model.named_modules())  # one walk: on meta a walk costs as much as many operations
+    tree = module_tree(model)  # one walk: on meta a walk costs as much as many operations
+    paths = first_paths(tree)
     modules = [m for _, m in paths]
     reshard(modules)
-    parameters = list(model.parameters())
-    names = Names(model)
+    names = Names(model, tree)
+    parameters = names.owned()
     ledger = Ledger(names)
     measures = Measures(ledger.drafts, logits=logits)
     fake = next((t.fake_mode for t in names.held.values() if isinstance(t, FakeTensor)), None)
     args, kwargs = rebuilt((args, dict(kwargs)), lambda t, _: t if fake is None else _faked(fake, t))
     given = list(tensors_of((args, dict(kwargs))))
     meta = any(valueless(t) for t in [*given, *names.held.values()])
-    keeper = Keeper(modules, parameters, ledger, given)
+    keeper = Keeper(modules, names, ledger, given)
     recorder: Recorder
     if meta:
         recorder = MetaRecorder(ledger, measures, keeper, fake=fake, fill=how.fill, other=other)
-    else:
-        recorder = Recorder(ledger, measures, keeper)
+    else:  # parameters that come and go are looked at while they are there
+        recorder = (BatchRecorder if how.batch and not keeper.swapped else Recorder)(ledger, measures, keeper)
     recorder.autograd = not any(isinstance(m, torch.jit.ScriptModule) for m in modules)
     inputs = []
     for t in given:

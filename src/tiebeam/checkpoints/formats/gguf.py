@@ -17,6 +17,8 @@ from tiebeam.errors import CheckpointError
 MOST_TENSORS = 500_000
 MOST_PAIRS = 100_000
 MOST_STRING = 2**20
+MOST_WORDS = 2_000_000
+"""Strings of one array: a vocabulary, or its merges."""
 _MOST_DIMENSIONS = 8
 
 # Scalar types of the metadata: code -> format of `struct`.
@@ -167,6 +169,8 @@ class Cursor:
             self.at += length
         elif kind == _STRING:
             self._room(8 * count)
+            if count > MOST_WORDS:
+                raise CheckpointError("an array of too many strings", got=f"{count:,}", expected=f"{MOST_WORDS:,}")
             for _ in range(count):
                 (length,) = (
                     struct.unpack_from("<Q", self._data, self.at) if self.at + 8 <= self._size else (self._size,)

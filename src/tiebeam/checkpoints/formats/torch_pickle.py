@@ -12,7 +12,9 @@ from typing import Any
 from tiebeam.checkpoints.dtypes import DTYPES, DType
 from tiebeam.errors import CheckpointError
 
-MOST_BYTES = 256 * 2**20
+MOST_BYTES = 64 * 2**20
+MOST_OPCODES = 5_000_000
+"""A tensor takes 40; more than 100,000 tensors are not read."""
 _MARK = object()
 
 
@@ -91,7 +93,9 @@ class Machine:
             CheckpointError: It names code, is cut off, or is no pickle that `torch.save` writes.
         """
         try:
-            for opcode, argument, _ in pickletools.genops(self._data):
+            for count, (opcode, argument, _) in enumerate(pickletools.genops(self._data)):
+                if count > MOST_OPCODES:
+                    raise CheckpointError(f"the pickle in '{self._where}' is too long", got=f"{count:,} opcodes")
                 if opcode.name == "STOP":
                     return self._stack.pop()
                 self._do(opcode.name, argument)

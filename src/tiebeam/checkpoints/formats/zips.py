@@ -18,7 +18,7 @@ from tiebeam.checkpoints.bounded import size_of
 from tiebeam.checkpoints.dtypes import Array
 from tiebeam.errors import CheckpointError
 
-MOST_MEMBERS = 200_000
+MOST_MEMBERS = 100_000
 MOST_EXPANSION = 100
 """Times its stored size that a member may unpack to; weights hardly compress."""
 EXPANSION_FLOOR = 2**20

@@ -1,6 +1,7 @@
 """Numbers that a program computes from numbers alone: sizes, indices and constants."""
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,13 +63,13 @@ SHAPED: dict[str, Compute] = {
     "GatherV2": lambda a, index, axis: np.take(a, index, int(axis)),
     "Transpose": lambda a, order: np.transpose(a, order),
 }
-SIZES: dict[str, Compute] = {"Shape": lambda s: s, "Size": lambda s: np.prod(s, initial=1), "Rank": len}
+SIZES: dict[str, Compute] = {"Shape": lambda s: s, "Size": prod, "Rank": len}
 
 
 def fold(low: "Lowering", at: "Step") -> None:
     """Settle what is computed from known numbers alone."""
     if at.name == "Const":
-        if 0 < np.prod(low.shape(at.outputs[0]), initial=1) <= TINY:
+        if 0 < prod(low.shape(at.outputs[0])) <= TINY:
             low.settle(at.outputs[0], tf.make_ndarray(at.attr("value")))
         return
     if len(at.outputs) != 1 or not at.inputs or min(*at.inputs, *at.outputs) < 0:
@@ -79,7 +80,7 @@ def fold(low: "Lowering", at: "Step") -> None:
         low.settle(out, _rounded(low, out, SIZES[at.name](low.shape(at.inputs[0]))))
         return
     operands = [low.known(v) for v in at.inputs]
-    small = 0 < np.prod(low.shape(out), initial=1) <= TINY
+    small = 0 < prod(low.shape(out)) <= TINY
     if small and not low.drafts[out].varying and not any(c is None for c in operands):
         found = computed(at, operands, low.shape(out))
         if found is not None:
@@ -133,7 +134,7 @@ def _strided(at: "Step", operands: Sequence[Any]) -> Any:
 
 def hoist(low: "Lowering", at: "Step") -> bool:
     """Do arithmetic on numbers that were spread out before they are: the result is a number, spread out."""
-    if at.name not in ELEMENTWISE or np.prod(low.shape(at.outputs[0]), initial=1) == 1:
+    if at.name not in ELEMENTWISE or prod(low.shape(at.outputs[0])) == 1:
         return False
     sources = [low.scalar_behind(v) for v in at.inputs]
     scalars = [s for s in sources if s is not None]

@@ -5,6 +5,7 @@ A variable is a state: reading it gives the value that it has there, and an assi
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -136,7 +137,7 @@ class Lowering:
 
     def scalar_behind(self, value: int) -> int | None:
         """The value of one element that `value` is an arrangement of, or None."""
-        while np.prod(self.shape(value), initial=1) != 1:
+        while prod(self.shape(value)) != 1:
             producer = self.drafts[value].producer
             if producer < 0 or self.nodes[producer].op is not Op.LAYOUT:
                 return None
@@ -210,7 +211,7 @@ class Lowering:
 
 def known(array: Any) -> dict[str, Any]:
     """Facts of a small array: its elements, and its number where it has one element."""
-    size = int(np.prod(np.shape(array)))
+    size = prod(np.shape(array))
     if size > TINY or size == 0:
         return {}
     host = np.asarray(array)

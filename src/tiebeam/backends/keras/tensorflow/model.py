@@ -7,9 +7,11 @@ import tensorflow as tf
 
 from tiebeam.backends.keras.common import KerasModel
 from tiebeam.backends.keras.tensorflow import weights
+from tiebeam.backends.keras.tensorflow.glance import glance
 from tiebeam.backends.keras.tensorflow.leaves import copies_of
 from tiebeam.backends.keras.tensorflow.program import Program, program_of
 from tiebeam.backends.keras.tensorflow.trace import Trace, measuring, trace
+from tiebeam.core.arithmetic import Arithmetic
 from tiebeam.ir import Leaf
 
 
@@ -40,6 +42,12 @@ class TensorflowModel(KerasModel):
             self._programs.append((args, kwargs, program))
         noted: Trace = self.noted(trace(program, self, logits=logits, measure=measure))
         return noted
+
+    def does_the_same(
+        self, traced: Trace, expected: Arithmetic, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> bool:
+        """Whether one call without a graph does the same arithmetic over these inputs."""
+        return glance(traced.program, self, expected, args, kwargs)
 
     def weights(self, traced: Trace) -> weights.TensorflowWeights:
         return weights.TensorflowWeights({key: held.variable for key, held in traced.variables.items()})

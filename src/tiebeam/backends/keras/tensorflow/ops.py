@@ -4,6 +4,7 @@ What stands in no table is `Op.OPAQUE` and foreign: its body is unknown.
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -216,7 +217,7 @@ def _product(transposed: tuple[str, str]) -> Rule:
 def _product_op(low: Lowering, at: Step, axes: Sequence[Axes | None]) -> Op:
     """Without a sum it is a multiplication; and where one operand is one element, its sum has one term."""
     shapes = [low.shape(v) for v in at.inputs[:2]]
-    one = any(np.prod(shape, initial=1) == 1 for shape in shapes)
+    one = any(prod(shape) == 1 for shape in shapes)
     summed = any(set(range(len(shape))) - set(own or ()) for shape, own in zip(shapes, axes, strict=True))
     return Op.DOT if summed and not one else Op.MUL
 

@@ -128,12 +128,12 @@ def program_of(
     """
     arguments = (args, dict(kwargs))
     leaves = keras.tree.flatten(arguments)
-    inputs = [t for v in leaves for t in _parts(v)]
+    inputs = [t for v in leaves for t in parts_of(v)]
     made: list[Program] = []
 
     def call(*tensors: Any) -> list[Any]:
         left, scopes = list(tensors), dict[str, str]()
-        given = [_joined(v, [left.pop(0) for _ in _parts(v)]) for v in leaves]
+        given = [_joined(v, [left.pop(0) for _ in parts_of(v)]) for v in leaves]
         own_args, own_kwargs = keras.tree.pack_sequence_as(arguments, given)
         try:
             with untouched(view.model), _watched(view.layers, scopes):
@@ -143,7 +143,7 @@ def program_of(
         except Exception as error:
             raise _RaisedError from error
         graph = tf.compat.v1.get_default_graph()
-        returned = [tf.identity(t).name for v in keras.tree.flatten(out) for t in _parts(v)]
+        returned = [tf.identity(t).name for v in keras.tree.flatten(out) for t in parts_of(v)]
         made.append(Program(graph, inputs, [t.op.name for t in tensors], returned, scopes))
         return [] if runs_functions(graph) else extend(made[-1])
 
@@ -187,7 +187,7 @@ def _missing_values(
     )
 
 
-def _parts(value: Any) -> list[Any]:
+def parts_of(value: Any) -> list[Any]:
     """The tensors that a leaf of the arguments is: of a ragged or sparse one, several."""
     parts = tf.nest.flatten(value, expand_composites=True) if tf.is_tensor(value) else []
     return [tf.convert_to_tensor(t) for t in parts]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -31,11 +32,13 @@ class Trace:
 
     Attributes:
         variables: TensorFlow's variable, by `Leaf.key`.
+        program: What was traced.
         items: No number can be read out of a tensor of a graph.
     """
 
     graph: Graph
     variables: Mapping[int, HeldVariable]
+    program: Program
     items: bool = False
 
 
@@ -57,10 +60,10 @@ def trace(program: Program, view: KerasModel, *, logits: bool, measure: bool) ->
     """
     reading, program.first = program.first or _read(program, view), None
     if not measure:
-        return Trace(reading.graph, reading.variables)
+        return Trace(reading.graph, reading.variables, program)
     wanted = wanted_of(reading.graph, logits=logits)
     found = measured(program, wanted, {v: reading.tensors[v] for v in wanted.ids()})
-    return Trace(replace(reading.graph, **facts_of(found, wanted)), reading.variables)
+    return Trace(replace(reading.graph, **facts_of(found, wanted)), reading.variables, program)
 
 
 def measuring(view: KerasModel, *, logits: bool) -> Callable[[Program], list[Any]]:
@@ -146,7 +149,7 @@ def _facts(tensor: Any) -> dict[str, Any]:
 def _vector_facts(variable: Any) -> dict[str, Any]:
     """Elements of a tiny variable; of a vector, the number that all its elements equal, if so."""
     shape = variable.shape.as_list()
-    size = int(np.prod(shape))
+    size = prod(shape)
     if not 0 < size <= VECTOR or (size > TINY and size != max(shape)) or variable.dtype in (tf.string, tf.variant):
         return {}
     host = variable.numpy()
@@ -168,7 +171,7 @@ def _unsettled(low: Lowering) -> list[int]:
         and not d.varying
         and d.tensor
         and d.dtype != "variant"
-        and int(np.prod(d.shape)) == 1
+        and prod(d.shape) == 1
         and v in used
     ]
 
