@@ -15,6 +15,9 @@ IDS = torch.arange(8).view(1, 8)
 
 Make = Callable[[Iterable[nn.Parameter]], Optimizer]
 
+FAST = ("adamw", "momentum")
+"""Those that are tried every time; the others are marked slow."""
+
 OPTIMIZERS: dict[str, Make] = {
     "adam": lambda p: torch.optim.Adam(p, 1e-2),
     "adamw": lambda p: torch.optim.AdamW(p, 1e-2),

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.torch.operations.models import IDS, LM, OPTIMIZERS, everything, gpt, same, train
@@ -13,6 +14,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import tiebeam
 from tiebeam.backends.torch.operations import operator, resizing
+from tiebeam.core.operations.rows import plan_rows, resized
 from tiebeam.errors import InputError, RangeError, ShapeError, TieError
 
 
@@ -73,6 +75,51 @@ def test_named_parameters_of_an_optimizer_keep_their_names() -> None:
     assert all(dict(model.named_parameters())[n] is p for n, p in zip(names, held, strict=True))
     tiebeam.tie(model, IDS, optimizer=optimizer)
     assert optimizer.param_groups[0]["param_names"] == [n for n, _ in model.named_parameters()]
+
+
+def test_several_optimizers_and_wrapped_ones_are_opened() -> None:
+    class Wrapped:
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+    model = LM()
+    table, body = torch.optim.Adam([model.embed.weight]), torch.optim.SGD(model.mid.parameters(), 0.1)
+    tiebeam.untie(model, IDS, optimizer=[Wrapped(table), body])
+    assert [id(p) for p in table.param_groups[0]["params"]] == [id(model.embed.weight), id(model.head.weight)]
+    assert len(body.param_groups[0]["params"]) == 2
+    tiebeam.tie(model, IDS, optimizer=[body, Wrapped(table)])
+    assert len(table.param_groups[0]["params"]) == 1
+
+
+def test_hooks_and_the_object_stay_through_a_resize() -> None:
+    model, seen = LM(), []
+    model.embed.weight.register_post_accumulate_grad_hook(lambda p: seen.append(tuple(p.shape)))
+    model.embed.weight.register_hook(lambda g: g * 0)
+    table = model.embed.weight
+    model(IDS).sum().backward()
+    tiebeam.resize(model, 60, IDS)
+    table.grad = None
+    model(IDS).sum().backward()
+    assert model.embed.weight is table
+    assert seen == [(50, 16), (60, 16)]
+    assert not table.grad.any()
+
+
+def test_new_rows_are_those_of_the_rule_whatever_the_framework() -> None:
+    model = LM()
+    old = model.embed.weight.detach().numpy().copy()
+    tiebeam.resize(model, 70, IDS, seed=5, parts={51: [1, 2]})
+    assert np.array_equal(
+        model.embed.weight.detach(), resized(old, 0, plan_rows(50, 70, seed=5, parts={51: [1, 2]}), 0)
+    )
+
+
+def test_a_table_in_half_precision_keeps_its_bits_and_its_dtype() -> None:
+    model = LM().to(torch.bfloat16)
+    old = model.embed.weight.detach().clone()
+    tiebeam.resize(model, 64, IDS)
+    assert model.embed.weight.dtype == torch.bfloat16
+    assert torch.equal(model.embed.weight[:50], old)
 
 
 def test_two_parameters_on_one_storage_become_one() -> None:

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
-from tests.torch.operations.models import OPTIMIZERS, gpt, train
+from tests.torch.operations.models import FAST, OPTIMIZERS, gpt, train
 
 import tiebeam
 
-every_optimizer = pytest.mark.parametrize("kind", OPTIMIZERS)
+every_optimizer = pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in FAST else pytest.mark.slow) for kind in OPTIMIZERS]
+)
 
 
 def uninterrupted(kind: str) -> list[float]:
