@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.cases.test_cases import quiet, rows
+from tests.cases.test_cases import quiet as quiet  # rows write files and draw numbers
+from tests.cases.test_cases import rows
 from torch import nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrize import remove_parametrizations
 
 import tiebeam
-
-assert quiet  # an autouse fixture: rows write files and draw numbers
 
 IDS = torch.tensor([[1, 2, 3]])
 TIE = ("embed.weight", "head.weight")
@@ -315,7 +314,7 @@ def test_placeholders_and_slices_of_one_buffer_are_not_called_shared(tmp_path: P
     model.to_empty(device="cpu")
     flat = torch.randn(48)
     for i, layer in enumerate(model):
-        layer.weight = nn.Parameter(flat[16 * i : 16 * (i + 1)].view(4, 4))  # type: ignore[assignment]
+        layer.weight = nn.Parameter(flat[16 * i : 16 * (i + 1)].view(4, 4))
     assert tiebeam.ties(model) == ()
     assert tiebeam.save(model, tmp_path / "m.safetensors") == ()
     fresh = copy.deepcopy(model)

@@ -1,5 +1,7 @@
 """Rules of operations: which rows come from where, what a state's entries are, and all of it or nothing."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -94,7 +96,7 @@ def test_a_bias_gets_the_mean_of_what_is_finite() -> None:
     assert resized(bias, 0, plan_rows(3, 4, rows="zeros"), None)[3] == 0.0
 
 
-BAD = {
+BAD: dict[str, dict[str, Any]] = {
     "no rows": {"vocab": 0},
     "no multiple": {"multiple": 0},
     "a fraction": {"vocab": 2.5},
@@ -113,7 +115,7 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_planned_is_refused(case: str) -> None:
     with pytest.raises(RangeError) as caught:
-        plan_rows(9, **{"vocab": None, **BAD[case]})  # type: ignore[arg-type]
+        plan_rows(9, **{"vocab": None, **BAD[case]})
     assert caught.value.expected or caught.value.got
 
 

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.zoo_hf.test_zoo import ROWS, built, score
+from tests.zoo_hf.test_zoo import ROWS, built
+from tests.zoo_hf.test_zoo import score as score
 
 import tiebeam
-
-assert score  # the fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.zoo, pytest.mark.filterwarnings("ignore")]
 

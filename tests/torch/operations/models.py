@@ -67,6 +67,12 @@ def train(model: Any, optimizer: Optimizer, steps: int, seed: int, below: int = 
     return losses
 
 
+def gradient(p: Tensor) -> Tensor:
+    """The gradient that a parameter holds."""
+    assert p.grad is not None
+    return p.grad
+
+
 def everything(model: nn.Module, *optimizers: Optimizer) -> dict[str, Any]:
     """All that an operation could change: objects, values, gradients, sizes, config, groups, states."""
     held: dict[str, Any] = {}
@@ -74,7 +80,7 @@ def everything(model: nn.Module, *optimizers: Optimizer) -> dict[str, Any]:
         held[name] = (id(p), p.detach().clone(), None if p.grad is None else p.grad.clone(), p.requires_grad)
     for path, module in model.named_modules(remove_duplicate=False):
         held[f"{path}()"] = {k: v for k, v in vars(module).items() if isinstance(v, int | str | dict) and k[0] != "_"}
-        config = getattr(module, "config", None)
+        config: Any = getattr(module, "config", None)
         if hasattr(config, "to_dict"):
             held[f"{path}.config"] = copy.deepcopy(config.to_dict())
         elif config is not None:

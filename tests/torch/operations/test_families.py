@@ -1,5 +1,6 @@
 """Real architectures: configs kept true at every scope, biases, four names of one table, adapters, and reloads."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,8 @@ def test_a_device_map_is_dispatched_without_harm() -> None:
 def test_an_offloaded_model_is_refused() -> None:
     accelerate = pytest.importorskip("accelerate")
     model = accelerate.cpu_offload(llama(), execution_device=torch.device("cpu"))
-    for operation in (tiebeam.tie, tiebeam.untie, lambda m, ids: tiebeam.resize(m, 80, ids)):
+    operations: tuple[Callable[..., Any], ...] = (tiebeam.tie, tiebeam.untie, lambda m, ids: tiebeam.resize(m, 80, ids))
+    for operation in operations:
         with pytest.raises(TieError, match="lies elsewhere"):
             operation(model, IDS)
 
@@ -271,9 +273,10 @@ def test_an_adapter_on_the_readout_is_refused_and_merging_behind_an_untie_is_rig
     peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(llama(), peft.LoraConfig(r=4, target_modules=["lm_head"], init_lora_weights=False))
     before = everything(adapted)
-    for refused in (lambda: tiebeam.resize(adapted, 80, IDS), lambda: tiebeam.untie(adapted, IDS)):
+    operations: tuple[Callable[..., Any], ...] = (tiebeam.untie, lambda m, ids: tiebeam.resize(m, 80, ids))
+    for operation in operations:
         with pytest.raises(TieError, match="adapter"):
-            refused()
+            operation(adapted, IDS)
     assert same(everything(adapted), before)
     logits = adapted(IDS).logits
     names = [n for n in tiebeam.ties(adapted)[0] if "lm_head" in n]

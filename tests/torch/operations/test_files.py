@@ -1,5 +1,6 @@
 """Saved once with the other names beside it; loaded with a word on what counts where file and model differ."""
 
+import copy
 import struct
 from pathlib import Path
 from typing import Any
@@ -48,10 +49,7 @@ def test_a_run_goes_on_from_a_file_bit_by_bit(tmp_path: Path) -> None:
     model = gpt()
     optimizer = OPTIMIZERS["adamw"](model.parameters())
     train(model, optimizer, 3, 1)
-    file, state = file_of(model, tmp_path), optimizer.state_dict()
-    import copy
-
-    state = copy.deepcopy(state)
+    file, state = file_of(model, tmp_path), copy.deepcopy(optimizer.state_dict())
     losses = train(model, optimizer, 3, 2)
     resumed = gpt()
     other = OPTIMIZERS["adamw"](resumed.parameters())
@@ -105,7 +103,8 @@ def test_a_redundant_head_is_left_and_another_is_refused(tmp_path: Path) -> None
             self.embed = nn.Embedding(50, 16)
 
         def forward(self, ids: Tensor) -> Tensor:
-            return self.embed(ids) @ self.embed.weight.T
+            logits: Tensor = self.embed(ids) @ self.embed.weight.T
+            return logits
 
     model = Functional()
     table = torch.randn(50, 16)
@@ -138,9 +137,9 @@ def test_what_does_not_fit_or_is_not_there_is_refused_before_anything_is_loaded(
 def test_a_failure_half_way_leaves_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, file = LM(), file_of(LM(), tmp_path)
     before = everything(model)
-    from tiebeam.backends.torch.operations import loading
+    from tiebeam.backends.torch.operations.files import put
 
-    put, calls = loading.put, []
+    calls = []
 
     def second_fails(*args: Any) -> None:
         calls.append(1)
@@ -148,7 +147,7 @@ def test_a_failure_half_way_leaves_the_model(tmp_path: Path, monkeypatch: pytest
             raise OSError("gone")
         put(*args)
 
-    monkeypatch.setattr(loading, "put", second_fails)
+    monkeypatch.setattr("tiebeam.backends.torch.operations.loading.put", second_fails)
     with pytest.raises(OSError, match="gone"):
         tiebeam.load(model, file)
     assert same(everything(model), before)
