@@ -138,6 +138,8 @@ def untie(
         readouts, lookups = tuple(r.where for r in first.readouts), tuple(u.where for u in first.lookups)
     with Transaction() as undo:
         outs, ins = site.operator.part(table, readouts, lookups, readout, undo)
+        if not (site.operator.one(outs) and site.operator.one(ins)) or site.operator.one([*outs, *ins]):
+            raise TieError("untie did not come out as planned, and was undone", got=f"{outs} and {ins}")
         config = put(tie_settings(model, False, vocab, outs), undo)
         after = None if seen is None else site.again(seen)
         if seen is not None and after is not None:

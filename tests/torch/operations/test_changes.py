@@ -490,3 +490,22 @@ def test_state_that_does_not_say_whose_rows_are_whose_is_refused() -> None:
     with pytest.raises(TieError, match="blocks"):
         tiebeam.resize(model, 60, IDS, optimizer=optimizer)
     assert same(everything(model, optimizer), before)
+
+
+def test_a_model_in_shards_or_buckets_is_refused() -> None:
+    """A replica's buckets know the parameters that it was built with: gradients of a new one would not be reduced."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        replica, shards = nn.parallel.DistributedDataParallel(LM()), LM()
+        fully_shard(shards)
+        for operation in (lambda m: tiebeam.untie(m, IDS), lambda m: tiebeam.resize(m, 60, IDS)):
+            with pytest.raises(TieError, match="data-parallel"):
+                operation(replica)
+            with pytest.raises(TieError, match="lies in shards"):
+                operation(shards)
+        assert tiebeam.ties(replica) == (("module.embed.weight", "module.head.weight"),)
+    finally:
+        dist.destroy_process_group()

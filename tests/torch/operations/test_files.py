@@ -137,9 +137,9 @@ def test_what_does_not_fit_or_is_not_there_is_refused_before_anything_is_loaded(
 def test_a_failure_half_way_leaves_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, file = LM(), file_of(LM(), tmp_path)
     before = everything(model)
-    from tiebeam.backends.torch.operations.files import put
+    from tiebeam.backends.torch.operations.files import Places
 
-    calls = []
+    put, calls = Places.put, []
 
     def second_fails(*args: Any) -> None:
         calls.append(1)
@@ -147,7 +147,7 @@ def test_a_failure_half_way_leaves_the_model(tmp_path: Path, monkeypatch: pytest
             raise OSError("gone")
         put(*args)
 
-    monkeypatch.setattr("tiebeam.backends.torch.operations.loading.put", second_fails)
+    monkeypatch.setattr(Places, "put", second_fails)
     with pytest.raises(OSError, match="gone"):
         tiebeam.load(model, file)
     assert same(everything(model), before)

@@ -4,14 +4,15 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from tiebeam.backends.torch.operations.slots import Slot, slots
+from tiebeam.backends.torch.operations.slots import slots
 from tiebeam.core.operations.transaction import Transaction
 from tiebeam.errors import InputError, TieError
 
@@ -137,36 +138,46 @@ def _files(path: Path) -> list[Path]:
     return [path.parent / shard for shard in shards]
 
 
-def put(model: nn.Module, name: str, values: torch.Tensor, undo: Transaction) -> None:
-    """Let the tensor under a name, and every place that holds it, hold these values: cast, and on its device.
+class Places:
+    """Every place of a model, found once, to put values into.
 
-    A tensor without memory (on meta) becomes a new one, under all its names; the optimizer is not told, it cannot have
-    stepped one.
+    Args:
+        model: The module; places that come later are not known.
     """
-    every = list(slots(model))
-    tensor = next(s.tensor for s in every if name in s.paths)
-    fresh = values.to(tensor.device if not tensor.is_meta else values.device, tensor.dtype)
-    if tensor.is_meta:
-        made: torch.Tensor = nn.Parameter(fresh, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fresh
-        for place in (s for s in every if s.tensor is tensor):
-            place.put(made, undo)
-        return
-    if _seen_by_others(tensor, every):
-        kept = tensor.detach().clone()
-        undo.did(lambda: tensor.detach().copy_(kept))
-        tensor.detach().copy_(fresh)
-        return
-    before = tensor.data
-    undo.did(lambda: setattr(tensor, "data", before))
-    tensor.data = fresh.clone() if fresh is values else fresh  # what was read may be a mapping of the file
 
+    def __init__(self, model: nn.Module) -> None:
+        self.every = list(slots(model))
+        self.by_path = {path: place for place in self.every for path in place.paths}
+        tensors = {id(s.tensor): s.tensor for s in self.every}.values()
+        plain = [t for t in tensors if t.layout == torch.strided and not t.is_meta]
+        self._holders = Counter(t.untyped_storage()._cdata for t in plain)
 
-def _seen_by_others(tensor: torch.Tensor, every: Sequence[Slot]) -> bool:
-    """Whether another tensor lies in the same memory."""
-    storage = tensor.untyped_storage()
-    if storage.nbytes() != tensor.nbytes:
-        return True
-    others = (s.tensor for s in every if s.tensor is not tensor)
-    return any(
-        o.layout == torch.strided and not o.is_meta and o.untyped_storage()._cdata == storage._cdata for o in others
-    )
+    def put(self, name: str, values: torch.Tensor, undo: Transaction) -> None:
+        """Let the tensor under a name, and every place that holds it, hold these values: cast, and on its device.
+
+        A tensor without memory (on meta) becomes a new one, under all its names; the optimizer is not told, it cannot
+        have stepped one.
+        """
+        tensor = self.by_path[name].tensor
+        if tensor.is_meta:
+            fresh = values.to(tensor.dtype)
+            made: torch.Tensor = (
+                nn.Parameter(fresh, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fresh
+            )
+            for place in [s for s in self.every if s.tensor is tensor]:
+                place.put(made, undo)
+            return
+        fresh = values.to(tensor.device, tensor.dtype)
+        if self._seen_by_others(tensor):
+            kept = tensor.detach().clone()
+            undo.did(lambda: tensor.detach().copy_(kept))
+            tensor.detach().copy_(fresh)
+            return
+        before = tensor.data
+        undo.did(lambda: setattr(tensor, "data", before))
+        tensor.data = fresh.clone() if fresh is values else fresh  # what was read may be a mapping of the file
+
+    def _seen_by_others(self, tensor: torch.Tensor) -> bool:
+        """Whether another tensor lies in the same memory."""
+        storage = tensor.untyped_storage()
+        return storage.nbytes() != tensor.nbytes or self._holders[storage._cdata] > 1

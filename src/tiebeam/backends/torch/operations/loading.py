@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tiebeam.backends.torch.operations import tying
-from tiebeam.backends.torch.operations.files import Stored, put, same_tensors, state
+from tiebeam.backends.torch.operations.files import Places, Stored, same_tensors, state
 from tiebeam.backends.torch.operations.remembered import Remembered
 from tiebeam.core.operations.loading import Loaded, LoadPlan, plan_load
 from tiebeam.core.operations.transaction import Transaction
@@ -39,11 +39,12 @@ def load(
         for name in parted:
             group = next(g for g in groups if name in g)
             tying.part(model, group, (), (), name, remembered, undo)
+        places = Places(model)
         for name, values in chosen.items():
-            put(model, name, values, undo)
+            places.put(name, values, undo)
         tied = []
         for name, partner in plan.missing.items():
-            put(model, name, file[partner], undo)
+            places.put(name, file[partner], undo)
             if policy["on_missing"] == "tie":
                 notes += tying.join(model, [partner, name], "error", remembered, undo)
                 tied.append(name)

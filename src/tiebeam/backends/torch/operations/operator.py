@@ -63,12 +63,14 @@ class TorchOperator:
         return tuple(n for place in slots.slots_of(self.model, tensor) for n in place.paths)
 
     def join(self, names: Sequence[str], on_conflict: OnConflict, undo: Transaction) -> tuple[str, ...]:
+        _check_unwrapped(self.model)
         return tying.join(self.model, names, on_conflict, self.remembered, undo)
 
     def part(
         self, table: Sequence[str], readouts: Sequence[str], lookups: Sequence[str], named: str | None,
         undo: Transaction,
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:  # fmt: skip
+        _check_unwrapped(self.model)
         return tying.part(self.model, table, readouts, lookups, named, self.remembered, undo)
 
     def guard(self, ties: Sequence[Sequence[str]], apart: Sequence[Sequence[str]]) -> TorchGuard:
@@ -76,6 +78,7 @@ class TorchOperator:
 
     def resize(self, tables: Sequence[Table], plan: RowPlan, undo: Transaction) -> tuple[str, ...]:
         """Both ends and their biases."""
+        _check_unwrapped(self.model)
         todo = [resizing.wanted(self.model, t.name, plan.before, t.vocab_axis, i) for i, t in enumerate(tables)]
         biases = dict.fromkeys(b for t in tables for r in t.readouts for b in r.bias)
         todo += [resizing.wanted(self.model, b, plan.before, None, None) for b in biases]
@@ -107,6 +110,18 @@ class TorchOperator:
             return torch.where(value < vocab, value, value % vocab)
 
         return tuple(map(bounded, args)), {k: bounded(v) for k, v in kwargs.items()}
+
+
+def _check_unwrapped(model: nn.Module) -> None:
+    """Raise where a wrapper has taken down which parameters there are: it would reduce the gradients of those alone."""
+    for path, module in model.named_modules():
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            raise TieError(
+                f"{path or 'the model'} is wrapped for data-parallel training",
+                got=f"a {type(module).__name__}, whose buckets hold the parameters that it was built with",
+                expected="the model itself",
+                hint="operate on wrapped.module on every process alike, and wrap it anew",
+            )
 
 
 def _check_kept(one: resizing.Resized, before: torch.Tensor, plan: RowPlan) -> None:
