@@ -20,18 +20,28 @@ if TYPE_CHECKING:
         Watch,
         advise,
         check_gradients,
+        guard,
         initialize,
         initialize_params,
         inspect,
         inspect_optimizer,
+        load,
         measure,
+        resize,
+        resize_params,
+        retie,
+        save,
         sensitivity,
+        tie,
+        ties,
+        untie,
     )
     from tiebeam.core.advice import Advice
     from tiebeam.core.checkpoint import CheckpointReport
     from tiebeam.core.facts import Lookup, Readout, Table
     from tiebeam.core.gradient_check import GradientCheck
     from tiebeam.core.measurement import Measurement
+    from tiebeam.core.operations.change import Change
     from tiebeam.core.report import Finding, Report
     from tiebeam.core.sensitivity import Sensitivity
     from tiebeam.errors import (
@@ -42,6 +52,8 @@ if TYPE_CHECKING:
         ShapeError,
         TargetError,
         TiebeamError,
+        TieBroken,
+        TieError,
         TraceError,
         UnhealthyTie,
     )
@@ -51,6 +63,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Advice",
     "BackendError",
+    "Change",
     "CheckpointError",
     "CheckpointReport",
     "Finding",
@@ -65,18 +78,29 @@ __all__ = [
     "ShapeError",
     "Table",
     "TargetError",
+    "TieBroken",
+    "TieError",
     "TiebeamError",
     "TraceError",
     "UnhealthyTie",
     "Watch",
     "advise",
     "check_gradients",
+    "guard",
     "initialize",
     "initialize_params",
     "inspect",
     "inspect_optimizer",
+    "load",
     "measure",
+    "resize",
+    "resize_params",
+    "retie",
+    "save",
     "sensitivity",
+    "tie",
+    "ties",
+    "untie",
 ]
 
 _HOMES = {
@@ -84,18 +108,28 @@ _HOMES = {
         "Watch",
         "advise",
         "check_gradients",
+        "guard",
         "initialize",
         "initialize_params",
         "inspect",
         "inspect_optimizer",
+        "load",
         "measure",
+        "resize",
+        "resize_params",
+        "retie",
+        "save",
         "sensitivity",
+        "tie",
+        "ties",
+        "untie",
     ),
     "tiebeam.core.advice": ("Advice",),
     "tiebeam.core.checkpoint": ("CheckpointReport",),
     "tiebeam.core.facts": ("Lookup", "Readout", "Table"),
     "tiebeam.core.gradient_check": ("GradientCheck",),
     "tiebeam.core.measurement": ("Measurement",),
+    "tiebeam.core.operations.change": ("Change",),
     "tiebeam.core.report": ("Finding", "Report"),
     "tiebeam.core.sensitivity": ("Sensitivity",),
 }

@@ -59,3 +59,11 @@ class TargetError(TiebeamError, ValueError):
 
 class UnhealthyTie(TiebeamError, AssertionError):
     """`Report.assert_healthy` found an error or a warning."""
+
+
+class TieError(TiebeamError, ValueError):
+    """A table cannot be tied, parted, resized, saved or loaded as asked; nothing was changed."""
+
+
+class TieBroken(TiebeamError, AssertionError):
+    """A guarded tie is gone."""

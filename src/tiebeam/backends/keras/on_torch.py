@@ -93,6 +93,8 @@ class Seen(StandIn):
 class KerasOnTorch(KerasModel, TorchModel):
     """One Keras model whose tensors are PyTorch's."""
 
+    operator = None  # type: ignore[assignment]  # a Keras variable has one shape for life: no model to operate on
+
     def __init__(self, model: keras.Layer) -> None:
         KerasModel.__init__(self, model)
         self.seen = Seen(self)

@@ -13,6 +13,7 @@ from tiebeam.backends.torch.diagnose import check_shaped, unfit_modules, without
 from tiebeam.backends.torch.fixes import TorchFixes
 from tiebeam.backends.torch.measuring import differentiate
 from tiebeam.backends.torch.measuring_moves import moves_of
+from tiebeam.backends.torch.operations.operator import TorchOperator
 from tiebeam.backends.torch.parts import sharded
 from tiebeam.backends.torch.quantising import Swaps
 from tiebeam.backends.torch.shorten import shorter_arguments
@@ -123,6 +124,9 @@ class TorchModel:
 
     def quantisable(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> QuantisableTable:
         return Swaps(self.model, args, kwargs)
+
+    def operator(self, optimizer: Any) -> TorchOperator:
+        return TorchOperator(self.model, optimizer)
 
     def shorter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         with torch.inference_mode(False):
