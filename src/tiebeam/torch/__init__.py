@@ -2,6 +2,17 @@
 
 from tiebeam.backends.torch.optim import MuonSplit, param_groups, split_for_muon
 from tiebeam.backends.torch.roles_mixing import Mixing, mix_roles
+from tiebeam.blocks.readout_loss.torch.call import readout_loss
+from tiebeam.blocks.readout_loss.torch.statistics import ReadoutStats
 from tiebeam.blocks.torch import TiedEmbedding
 
-__all__ = ["Mixing", "MuonSplit", "TiedEmbedding", "mix_roles", "param_groups", "split_for_muon"]
+__all__ = [
+    "Mixing",
+    "MuonSplit",
+    "ReadoutStats",
+    "TiedEmbedding",
+    "mix_roles",
+    "param_groups",
+    "readout_loss",
+    "split_for_muon",
+]
