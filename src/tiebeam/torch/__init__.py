@@ -1,5 +1,6 @@
 """For those who build and train in PyTorch. Importing this imports it."""
 
+from tiebeam.backends.torch.loss_in_use import ReadoutLossInUse, use_readout_loss
 from tiebeam.backends.torch.optim import MuonSplit, param_groups, split_for_muon
 from tiebeam.backends.torch.roles_mixing import Mixing, mix_roles
 from tiebeam.blocks.readout_loss.torch.call import readout_loss
@@ -9,10 +10,12 @@ from tiebeam.blocks.torch import TiedEmbedding
 __all__ = [
     "Mixing",
     "MuonSplit",
+    "ReadoutLossInUse",
     "ReadoutStats",
     "TiedEmbedding",
     "mix_roles",
     "param_groups",
     "readout_loss",
     "split_for_muon",
+    "use_readout_loss",
 ]
