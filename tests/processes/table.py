@@ -119,12 +119,15 @@ HOMES: dict[str, tuple[str, ...]] = {
     "tests/keras/tensorflow": ("keras-tensorflow",),
     "tests/keras/test_command.py": ("keras-jax",),  # each command has a process of its own, on JAX
     "tests/blocks/test_keras.py": KERAS,
+    "tests/readout_loss/test_keras.py": KERAS,
     "tests/contract/test_keras.py": KERAS,
     "src/tiebeam/backends/keras": KERAS,
     "src/tiebeam/backends/keras/on_jax.py": ("keras-jax",),
     "src/tiebeam/backends/keras/on_torch.py": ("keras-torch",),
     "src/tiebeam/backends/keras/tensorflow": ("keras-tensorflow",),
     "src/tiebeam/blocks/keras.py": KERAS,
+    "src/tiebeam/blocks/readout_loss/keras.py": KERAS,
+    "src/tiebeam/blocks/readout_loss/tensorflow.py": ("keras-tensorflow",),
     "src/tiebeam/keras": KERAS,
     "src/tiebeam/zoo/keras": KERAS,
 }
