@@ -91,8 +91,10 @@ def test_measuring_splits_the_gradient_of_a_model_that_returns_its_loss_alone():
 # ---- what torch does with a loss
 
 
-# torch 2.13's compiler makes an instance of what it says should have none.
-quiet = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+# torch 2.13's compiler does what torch itself says is out of date.
+quiet = pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning", "ignore:.*script.* is deprecated:DeprecationWarning"
+)
 
 
 @quiet
