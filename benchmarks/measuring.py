@@ -52,7 +52,8 @@ def medians(runs: int, *works: Callable[[], object], clock: Callable[[], float] 
     """Median seconds of each, run in turn so that a busy machine slows all alike, after one warm-up.
 
     Args:
-        clock: `time.process_time` counts what this process computed, whatever others do meanwhile.
+        clock: `time.process_time` counts what this process computed, `time.thread_time` what this thread did, whatever
+            others do meanwhile.
     """
     for work in works:
         work()

@@ -49,6 +49,10 @@ class TraceError(TiebeamError, RuntimeError):
     """The forward pass cannot be followed (an operation has no meta kernel, for one)."""
 
 
+class GradientError(TiebeamError, RuntimeError):
+    """A derivative that does not exist here was asked for."""
+
+
 class RangeError(TiebeamError, ValueError):
     """A number lies outside what the mathematics allows."""
 

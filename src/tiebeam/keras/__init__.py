@@ -2,5 +2,6 @@
 
 from tiebeam.backends.keras.optim import optimizer
 from tiebeam.blocks.keras import TiedEmbedding, UnitLogitNormal
+from tiebeam.blocks.readout_loss.keras import readout_loss
 
-__all__ = ["TiedEmbedding", "UnitLogitNormal", "optimizer"]
+__all__ = ["TiedEmbedding", "UnitLogitNormal", "optimizer", "readout_loss"]
