@@ -107,7 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             found = judged(target)
         except TiebeamError as error:
-            found, code = [Finding("unreadable", "error", "", str(error))], 2
+            _print_unread(target, error, asked.annotations)
+            found, code = [], 2
         for finding in found:
             failing = finding.severity in FAILING[asked.fail_on]
             if failing or (asked.annotations == "github" and finding.severity != "info"):
@@ -124,6 +125,14 @@ def _print(target: Path, finding: Finding, how: str) -> None:
     sys.stdout.write(f"{target}: {finding.severity} {finding.code}{where}: {finding.message}\n")
     if finding.hint:
         sys.stdout.write(f"  Hint: {finding.hint}\n")
+
+
+def _print_unread(target: Path, error: TiebeamError, how: str) -> None:
+    if how == "github":
+        place = f"file={_property(str(target))},title=tiebeam could not look"
+        sys.stdout.write(f"::error {place}::{_escaped(str(error))}\n")
+    else:
+        sys.stdout.write(f"{target}: {error}\n")
 
 
 def script() -> None:
