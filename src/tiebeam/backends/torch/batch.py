@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tiebeam.backends.protocol import RefusedError
-from tiebeam.backends.torch.ledger import Geometry, geometry, number_of
+from tiebeam.backends.torch.ledger import number_of
 from tiebeam.backends.torch.record import Record, Recorder, Ref, latest_node
 from tiebeam.backends.torch.schema import Schema, schema_of
 
@@ -21,13 +21,13 @@ HELD = 1 << 26  # bytes that their results may have
 _NUMBERS = frozenset((int, float, bool, type(None), torch.dtype, torch.device, torch.layout))  # most other arguments
 
 
-Place = tuple[int, int, Geometry]
+Place = tuple[int, int, int, tuple[int, ...], tuple[int, ...]]
 
 
 def _place(t: torch.Tensor) -> Place:
     """Which memory a tensor holds, how much of it there is, and how the tensor lies in it."""
     storage = t.untyped_storage()
-    return storage._cdata, storage.nbytes(), geometry(t)
+    return storage._cdata, storage.nbytes(), int(t.storage_offset()), t.shape, t.stride()
 
 
 class SwappedError(RefusedError):
@@ -187,5 +187,9 @@ class BatchRecorder(Recorder):
 
 def _elsewhere(w: Waiting) -> bool:
     """Whether a tensor of an operation that waits lies elsewhere by now."""
-    tensors = [*(ref.value for ref in w.read), w.out]  # the last place may be the result's
-    return any(p is not None and _place(t) != p for t, p in zip(tensors, w.places, strict=False))
+    places = w.places
+    for i, ref in enumerate(w.read):
+        place = places[i]
+        if place is not None and _place(ref.value) != place:
+            return True
+    return len(places) > len(w.read) and _place(w.out) != places[-1]
