@@ -1,6 +1,8 @@
 """Constant factors: the very number, its sign kept; and None, with a reason, where no constant is."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +28,36 @@ def test_a_soft_cap_is_told_from_a_factor(build: Builder) -> None:
 @pytest.mark.parametrize("build", all_of("unknown"))
 def test_what_is_no_constant_is_none_with_a_reason(build: Builder) -> None:
     check(build())
+
+
+@pytest.mark.parametrize(
+    ("sum_of", "factor"),
+    [
+        (lambda x: x + x + x, 3.0),
+        (lambda x: (x + x) + (x + x), 4.0),
+        (lambda x: x * 2.0 - (x + x) * 3.0, -4.0),
+        (lambda x: sum(x * 0.5 for _ in range(6)), 3.0),
+        (lambda x: sum(x for _ in range(x.shape[1])), None),
+        (lambda x: torch.stack([x] * x.shape[1]).sum(0), None),
+        (lambda x: torch.stack([x] * 4).sum(0), 4.0),
+    ],
+    ids=["three", "two and two", "a difference", "Python's sum", "a sum over tokens", "a stack over tokens", "a stack"],
+)
+def test_a_sum_of_equal_terms_counts_them_unless_they_are_as_many_as_tokens(
+    sum_of: Callable[[torch.Tensor], Any], factor: float | None
+) -> None:
+    class Look(Base):
+        def look(self, ids: torch.Tensor) -> torch.Tensor:
+            return sum_of(super().look(ids))  # type: ignore[no-any-return]
+
+    class Read(Base):
+        def read(self, h: torch.Tensor) -> Any:
+            return super().read(sum_of(h))
+
+    (looked,) = tiebeam.inspect(Look(), (ids(),)).tables
+    (read,) = tiebeam.inspect(Read(), (ids(),)).tables
+    assert (looked.lookup_factor, looked.readout_factor) == (factor, 1.0)
+    assert (read.lookup_factor, read.readout_factor) == (1.0, factor)
 
 
 def test_uses_that_differ_keep_their_own_numbers() -> None:

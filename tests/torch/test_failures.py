@@ -159,6 +159,37 @@ def test_jagged_tensors_are_followed() -> None:
     assert tiebeam.inspect(Jagged(), torch.arange(12)).tables[0].state == "tied"
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_jagged_tensors_are_taken_apart_again() -> None:
+    class Jagged(Tied):
+        def forward(self, ids: Tensor) -> Tensor:
+            rows = torch.nested.as_nested_tensor(list(self.embed(ids) * 2.0), layout=torch.jagged) * 3.0
+            return self.out(self.norm(torch.stack(rows.unbind())))
+
+    assert tiebeam.inspect(Jagged(), IDS).tables[0].state == "tied"
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # PyTorch's own
+def test_tensors_without_memory_are_not_measured() -> None:
+    """Forward-mode differentiation makes zeros that have none: reading them ends the process."""
+
+    class Directional(Tied):
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.embed(ids)
+            x = torch.func.jvp(lambda t: t * 2.0, (x,), (torch.ones_like(x),))[0]
+            return self.out(self.norm(x))
+
+    assert tiebeam.inspect(Directional(), IDS).tables[0].lookup_factor == 2.0
+
+
+def test_a_module_may_hold_the_model_that_it_is_part_of() -> None:
+    model = Tied()
+    model.norm.whole = model
+    report = tiebeam.inspect(model, IDS)
+    assert report.tables[0].state == "tied"
+    assert not any("whole" in name for name in report.tables[0].names)
+
+
 def test_a_batch_without_elements_has_no_size_rather_than_a_bad_one() -> None:
     report = tiebeam.inspect(Tied(), torch.zeros(0, 4, dtype=torch.long))
     assert (report.tables[0].state, report.tables[0].hidden_rms) == ("tied", None)

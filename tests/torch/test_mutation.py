@@ -20,6 +20,7 @@ class Base(nn.Module):
         both = torch.zeros(4)
         self.register_buffer("a", both[:2])
         self.register_buffer("b", both[2:])
+        self.register_buffer("cache", torch.zeros(64))
         self.loose = torch.zeros(3)
         self.touch = touch
 
@@ -55,7 +56,41 @@ def switches_modes(model: Base, ids: Tensor) -> None:
     model.mid.requires_grad_(False)
 
 
+def swaps_the_data_of_a_buffer(model: Base, ids: Tensor) -> None:
+    model.a.data = model.a.data + 1
+    model.loose.data = model.loose.data + 1
+
+
+def turns_its_data(model: Base, ids: Tensor) -> None:
+    model.mid.weight.data = model.mid.weight.data.t()  # the same memory
+
+
+def renames_its_parameters(model: Base, ids: Tensor) -> None:
+    registry = model.norm._parameters
+    weight, bias = registry.pop("weight"), registry.pop("bias")
+    registry.update(gain=weight, shift=bias)
+    model.norm.weight, model.norm.bias = torch.ones(64), torch.zeros(64)  # type: ignore[assignment]
+
+
+def asks_gradients_of_a_buffer(model: Base, ids: Tensor) -> None:
+    model.a.requires_grad_()
+
+
+def writes_activations_into_a_buffer(model: Base, ids: Tensor) -> None:
+    model.cache[:] = model.embed(ids[:1, :1]).flatten()
+
+
+def adds_up_gradients(model: Base, ids: Tensor) -> None:
+    model.embed(ids).sum().backward()
+
+
 TOUCHES = [
+    swaps_the_data_of_a_buffer,
+    turns_its_data,
+    renames_its_parameters,
+    asks_gradients_of_a_buffer,
+    writes_activations_into_a_buffer,
+    adds_up_gradients,
     writes_two_views_of_one_storage,
     assigns_a_buffer,
     swaps_data,
@@ -74,7 +109,10 @@ def test_what_a_forward_does_to_its_model_is_undone(touch: Callable[[Base, Tenso
             raise ValueError("no")
 
     model = Base(then)
+    model.embed.weight.grad = torch.ones(300, 64)
     objects = dict(model.named_parameters()) | dict(model.named_buffers())
+    strides = {n: t.stride() for n, t in objects.items()}
+    asked = {n: t.requires_grad for n, t in objects.items()}
     values = {n: t.detach().clone() for n, t in objects.items()}
     if fails:
         with pytest.raises(tiebeam.InputError):
@@ -86,7 +124,33 @@ def test_what_a_forward_does_to_its_model_is_undone(touch: Callable[[Base, Tenso
     assert all(torch.equal(after[n], v) for n, v in values.items())
     assert torch.equal(model.loose, torch.zeros(3))
     assert model.training
-    assert model.mid.weight.requires_grad
+    assert {n: t.stride() for n, t in after.items()} == strides
+    assert {n: t.requires_grad for n, t in after.items()} == asked
+    assert torch.equal(model.embed.weight.grad, torch.ones(300, 64))
+    assert model.mid.weight.grad is None
+
+
+def test_parts_that_a_forward_makes_are_gone_with_the_note_that_they_are_there() -> None:
+    class Late(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain: Tensor | None = None
+            self.ready = False
+
+        def forward(self, ids: Tensor) -> Tensor:
+            if not self.ready:
+                self.register_buffer("shift", torch.ones(64))
+                self.more, self.gain, self.ready = nn.Linear(64, 64), nn.Parameter(torch.ones(64)), True
+            x = self.embed(ids)
+            return self.norm(self.more(x) * self.gain + self.shift) @ self.embed.weight.T
+
+    model = Late()
+    names = list(model.state_dict())
+    for _ in range(2):
+        assert tiebeam.inspect(model, IDS).tables[0].tied
+        assert list(model.state_dict()) == names
+    model(IDS)
+    assert len(list(model.state_dict())) == len(names) + 4
 
 
 def test_inputs_that_a_forward_writes_are_as_before() -> None:

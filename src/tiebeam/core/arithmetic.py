@@ -19,7 +19,7 @@ class Arithmetic:
 
     Attributes:
         steps: (label, number) of each, in order of execution; the number is None where it is not known.
-        needed: So many of the first hold every number that is in doubt.
+        needed: So many of the first hold every number that went into a factor, wherever it is used.
     """
 
     steps: tuple[tuple[str, float | None], ...]
@@ -36,7 +36,10 @@ class Arithmetic:
 def arithmetic_in_doubt(graph: Graph, uses: Sequence[Use]) -> Arithmetic | None:
     """The arithmetic of a pass, where it shows every number that could be a size of the inputs; else None."""
     flags = provenance(graph)
-    waiting = frozenset[int]().union(*(u.literals for u in uses if doubtful(u)))
+    if not any(doubtful(u) for u in uses):
+        return None
+    asked = frozenset[int]().union(*(u.literals for u in uses))
+    waiting = asked
     steps, needed = list[tuple[str, float | None]](), 0
     for node in graph.nodes:
         operand = _number_of(graph, node)
@@ -44,7 +47,7 @@ def arithmetic_in_doubt(graph: Graph, uses: Sequence[Use]) -> Arithmetic | None:
             continue
         found = scalar(graph, flags, operand)
         steps.append((node.label, None if found is None else found.value))
-        if found is not None and found.literals & waiting:
+        if found is not None and found.literals & asked:
             waiting, needed = waiting - found.literals, len(steps)
     return Arithmetic(tuple(steps), needed) if needed and not waiting else None
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tiebeam.core.chains import computed_from, equal_terms, made_of, mean_of, multiple
+from tiebeam.core.chains import computed_from, counted, equal_terms, made_of, mean_of, multiple
 from tiebeam.core.numbers import ONE, OWN, Factor, is_constant, scalar
 from tiebeam.core.provenance import INPUT
 from tiebeam.core.switches import NO_DROPOUT, Levels, mask_levels
@@ -58,8 +58,8 @@ def _behind(graph: Graph, flags: list[int], node: Node, *, normalized: bool) -> 
     if node.op in (Op.MUL, Op.DIV):
         return None if mean_of(graph, flags, node) else _unscaled(graph, flags, node, normalized=normalized)
     if node.op is Op.REDUCE:
-        terms = equal_terms(graph, node)
-        return None if terms is None else (node.inputs[0], Factor(float(terms)))
+        count = equal_terms(graph, node)
+        return None if count is None else (node.inputs[0], counted(float(count), node))
     if node.op in (Op.ADD, Op.SUB):
         return _less(graph, flags, node)
     return None
@@ -88,7 +88,7 @@ def _less(graph: Graph, flags: list[int], node: Node) -> tuple[int, Factor] | No
     moving = [x for x in node.inputs if not is_constant(graph, flags, x)]
     if len(moving) == 2:
         (a, fa), (b, fb) = (multiple(graph, flags, x) for x in node.inputs)
-        return (a, fa.plus(fb.times(sign))) if a == b else None
+        return (a, fa.plus(fb.times(sign)).times(counted(1.0, node))) if a == b else None
     if len(moving) != 1:
         return None
     return moving[0], sign if moving[0] == node.inputs[1] else ONE

@@ -6,8 +6,15 @@ from tiebeam.core.numbers import ONE, Factor, scalar
 from tiebeam.core.provenance import INPUT, LEAF
 from tiebeam.ir import Graph, Leaf, Node, Op
 
+_SUMS = 16  # of sums that a multiple may be made of: a loop over the tokens of an example is shorter
 
-def multiple(graph: Graph, flags: list[int], value: int, floor: int = -1) -> tuple[int, Factor]:
+
+def counted(n: float, node: Node) -> Factor:
+    """The factor of a sum of `n` equal terms: there may be as many as the inputs are long, so that it is in doubt."""
+    return Factor(n, "", frozenset((node.output,)))
+
+
+def multiple(graph: Graph, flags: list[int], value: int, floor: int = -1, depth: int = _SUMS) -> tuple[int, Factor]:
     """The value that `value` is a constant multiple of, element by element, and the constant.
 
     Args:
@@ -17,6 +24,12 @@ def multiple(graph: Graph, flags: list[int], value: int, floor: int = -1) -> tup
     while (node := graph.producer(v)) is not None and node.index > floor:
         if node.op is Op.CAST:
             v = node.inputs[0]
+            continue
+        if node.op in (Op.ADD, Op.SUB) and depth:
+            summed = _sum_of_one(graph, flags, node, floor, depth - 1)
+            if summed is None:
+                break
+            v, factor = summed[0], factor.times(summed[1])
             continue
         if node.op not in (Op.MUL, Op.DIV):
             break
@@ -28,6 +41,21 @@ def multiple(graph: Graph, flags: list[int], value: int, floor: int = -1) -> tup
         factor = factor.times(by.inverse() if node.op is Op.DIV else by)
         v = node.inputs[i]
     return v, factor
+
+
+def _sum_of_one(graph: Graph, flags: list[int], node: Node, floor: int, depth: int) -> tuple[int, Factor] | None:
+    """Behind a sum or difference of two multiples of one value; None where they are of two."""
+    if node.op is Op.ADD:  # as Python's `sum` begins
+        nothing = [i for i, x in enumerate(node.inputs) if (n := scalar(graph, flags, x)) is not None and n.value == 0]
+        if len(nothing) == 1 and len(node.inputs) == 2:
+            return node.inputs[1 - nothing[0]], ONE
+    if len(node.inputs) != 2 or any(graph.values[x].size != graph.values[node.output].size for x in node.inputs):
+        return None
+    a, by = multiple(graph, flags, node.inputs[0], floor, depth)
+    b, more = (a, by) if node.inputs[0] == node.inputs[1] else multiple(graph, flags, node.inputs[1], floor, depth)
+    if a != b:
+        return None
+    return a, by.plus(more.times(Factor(-1.0 if node.op is Op.SUB else 1.0))).times(counted(1.0, node))
 
 
 def same_product(graph: Graph, a: int, b: int, depth: int = 6) -> bool:

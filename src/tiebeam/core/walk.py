@@ -8,7 +8,7 @@ import heapq
 import math
 from dataclasses import dataclass, field, replace
 
-from tiebeam.core.chains import equal_terms, made_of, multiple, same_product
+from tiebeam.core.chains import counted, equal_terms, made_of, multiple, same_product
 from tiebeam.core.numbers import ONE, OWN, Factor, scalar, uniform
 from tiebeam.core.provenance import INPUT
 from tiebeam.core.source import sources_of
@@ -173,8 +173,8 @@ class Forward:
             return State(ONE, state.axis, node.op.name.lower(), state.factor, state.shift)
         if node.op is Op.POINTWISE and self.graph.values[node.output].dtype != "bool":
             return self._bent(node, state)
-        terms = equal_terms(self.graph, node)
-        return None if terms is None else replace(state, factor=state.factor.times(Factor(float(terms))))
+        count = equal_terms(self.graph, node)
+        return None if count is None else replace(state, factor=state.factor.times(counted(float(count), node)))
 
     def _bent(self, node: Node, state: State) -> State | None:
         """Behind a function that is no multiplication: the end, unless the logits were scaled for it.
@@ -245,7 +245,7 @@ class Forward:
     def _added(self, node: Node, v: int, places: list[int], state: State) -> State | None:
         sign = -1.0 if node.op is Op.SUB else 1.0
         if len(places) == 2:
-            return replace(state, factor=state.factor.times(Factor(1.0 + sign)))
+            return replace(state, factor=state.factor.times(counted(1.0 + sign, node)))
         i = places[0]
         other = node.inputs[1 - i]
         if node.op is Op.SUB and i == 1:
@@ -256,6 +256,7 @@ class Forward:
         if mine[0] in self.states and same_product(self.graph, mine[0], theirs[0]):
             signs = (sign, 1.0) if node.op is Op.SUB and i == 1 else (1.0, sign)
             total = mine[1].times(Factor(signs[0])).plus(theirs[1].times(Factor(signs[1])))
+            total = total.times(counted(1.0, node))
             return replace(state, factor=self.states[mine[0]].factor.times(total))
         if self.depends(other):
             return self._bent(node, state) if self._of_logits(node, 1 - i, state) else None

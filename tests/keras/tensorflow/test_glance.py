@@ -69,6 +69,15 @@ def twice_elsewhere(m: Any, ids: Any) -> Any:
     return x if ids.shape[1] == LENGTH else x * 2.0
 
 
+def copies(m: Any, ids: Any) -> Any:
+    return tf.reduce_sum(tf.stack([plain_look(m, ids) * 3.0] * ids.shape[1]), 0)
+
+
+def added_up(m: Any, ids: Any) -> Any:
+    x = plain_look(m, ids)
+    return sum(x * 3.0 for _ in range(ids.shape[1]))
+
+
 SIZES: dict[str, tuple[Look, Read, str]] = {
     "its root": (lambda m, ids: plain_look(m, ids) * length(ids) ** 0.5, plain_read, "lookup"),
     "a fraction of it": (lambda m, ids: plain_look(m, ids) * 3.0 * (length(ids) / LENGTH), plain_read, "lookup"),
@@ -76,6 +85,13 @@ SIZES: dict[str, tuple[Look, Read, str]] = {
     "a step more at other lengths": (twice_elsewhere, plain_read, "lookup"),
     "of the hidden state": (plain_look, lambda m, h: plain_read(m, h / length(h)), "readout"),
     "of the logits": (plain_look, lambda m, h: plain_read(m, h) / length(h), "readout"),
+    "a sum of as many copies": (copies, plain_read, "lookup"),
+    "a sum of as many terms": (added_up, plain_read, "lookup"),
+    "one here, behind a product": (
+        lambda m, ids: plain_look(m, ids) * 3.0,
+        lambda m, h: plain_read(m, h) * (length(h) / LENGTH),
+        "readout",
+    ),
     "the batch": (lambda m, ids: plain_look(m, ids) * float(ids.shape[0]), plain_read, "lookup"),
 }
 
@@ -92,6 +108,17 @@ def test_a_size_of_the_inputs_is_no_constant(name: str, graphs: Graphs) -> None:
 def test_a_size_beside_a_number_is_found(graphs: Graphs) -> None:
     """The readout's is a length, the lookup's is none: the whole pass tells them apart."""
     model = built(look=lambda m, ids: plain_look(m, ids) * 3.0, read=lambda m, h: plain_read(m, h) * length(h))
+    table = table_of(seen(model))
+    assert (table.lookup_factor, table.readout_factor) == (3.0, None)
+    assert len(graphs) == 2
+
+
+def test_a_number_that_stands_in_two_places_is_looked_at_in_both(graphs: Graphs) -> None:
+    def read(m: Any, h: Any) -> Any:
+        return plain_read(m, h * (m.number if h.shape[1] == LENGTH else 7.0))
+
+    hold = {"number": tf.constant(3.0)}
+    model = built(look=lambda m, ids: plain_look(m, ids) * m.number, read=read, hold=lambda m: vars(m).update(hold))
     table = table_of(seen(model))
     assert (table.lookup_factor, table.readout_factor) == (3.0, None)
     assert len(graphs) == 2

@@ -21,8 +21,17 @@ HELD = 1 << 26  # bytes that their results may have
 _NUMBERS = frozenset((int, float, bool, type(None), torch.dtype, torch.device, torch.layout))  # most other arguments
 
 
+Place = tuple[int, int, int, tuple[int, ...], tuple[int, ...]]
+
+
+def _place(t: torch.Tensor) -> Place:
+    """Which memory a tensor holds, how much of it there is, and how the tensor lies in it."""
+    storage = t.untyped_storage()
+    return storage._cdata, storage.nbytes(), int(t.storage_offset()), t.shape, t.stride()
+
+
 class SwappedError(RefusedError):
-    """A tensor's memory was exchanged (`.data = `) while operations on it waited."""
+    """A tensor's memory was exchanged (`.data = `) or given back while operations on it waited."""
 
 
 @dataclass(slots=True)
@@ -31,7 +40,7 @@ class Waiting:
 
     Attributes:
         read: Its tensor arguments; the value of each is a tensor until it is settled.
-        addresses: Where the storages of those tensors, and then of `out`, were.
+        places: Where those tensors lay whose values were not asked for at once, and then `out`.
     """
 
     schema: Schema
@@ -39,7 +48,7 @@ class Waiting:
     refs: tuple[Any, ...]
     named: dict[str, Any]
     read: list[Ref]
-    addresses: list[int]
+    places: list[Place | None]
     where: str
     recorded: bool
     sequence: int
@@ -63,26 +72,26 @@ class BatchRecorder(Recorder):
             self.settle()
             return super().__torch_dispatch__(func, types, args, kwargs)
         read: list[Ref] = []
-        addresses: list[int] = []
+        places: list[Place | None] = []
         try:
-            refs = self._taken(args, read, addresses)
-            named = {k: self._taken((v,), read, addresses)[0] for k, v in kwargs.items()} if kwargs else {}
+            refs = self._taken(args, read, places)
+            named = {k: self._taken((v,), read, places)[0] for k, v in kwargs.items()} if kwargs else {}
         except (NotImplementedError, RuntimeError, ValueError):  # a tensor without a storage
             self.settle()
             return super().__torch_dispatch__(func, types, args, kwargs)
         waiting = Waiting(
-            schema, args, refs, named, read, addresses,
+            schema, args, refs, named, read, places,
             self.modules[-1], torch.is_grad_enabled(), latest_node(), self.ran, None,
         )  # fmt: skip
         self.ran += schema.name != "detach"  # how often a tensor is detached depends on who looks on
         waiting.out = out = func(*args, **kwargs) if kwargs else func(*args)
         self._waiting.append(waiting)
         if type(out) is torch.Tensor and out.layout is torch.strided:
-            address = out.untyped_storage()._cdata
-            addresses.append(address)
-            if address not in self._made and address not in self.ledger.storages:  # no view
-                self._made.add(address)
-                self._bytes += out.nbytes
+            place = _place(out)
+            places.append(place)
+            if place[0] not in self._made and place[0] not in self.ledger.storages:  # no view
+                self._made.add(place[0])
+                self._bytes += place[1]
             if len(self._waiting) < BATCH and self._bytes < HELD:
                 return out
         self.settle()
@@ -96,32 +105,44 @@ class BatchRecorder(Recorder):
         if self._swapped:  # said here: the model may catch what an operation raises
             raise SwappedError
 
-    def _taken(self, args: Any, read: list[Ref], addresses: list[int]) -> tuple[Any, ...]:
+    def _taken(self, args: Any, read: list[Ref], places: list[Place | None]) -> tuple[Any, ...]:
         """Arguments with a `Ref` for each tensor, whose value is found now where it may be another thing later."""
         refs: list[Any] = []
-        ledger = self.ledger
         for a in args:
             kind = type(a)
             if kind is torch.Tensor:
-                address = a.untyped_storage()._cdata
-                known = address in self._made or address in ledger.storages
-                known = known and id(a) not in ledger.objects
-                ref = Ref(a if known else ledger.value(a), a.requires_grad if self.autograd else None)
-                addresses.append(address)
+                place = _place(a)
+                waits = self._may_wait(a, place[0])
+                ref = Ref(a if waits else self._value(a, place[0]), a.requires_grad if self.autograd else None)
+                places.append(place if waits else None)
                 read.append(ref)
                 refs.append(ref)
             elif kind in _NUMBERS:
                 refs.append(a)
             elif isinstance(a, torch.Tensor):
-                ref = Ref(ledger.value(a), a.requires_grad if self.autograd else None)
-                addresses.append(0)
+                ref = Ref(self._value(a, a.untyped_storage()._cdata), a.requires_grad if self.autograd else None)
+                places.append(None)
                 read.append(ref)
                 refs.append(ref)
             elif isinstance(a, (list, tuple)):
-                refs.append(self._taken(a, read, addresses))
+                refs.append(self._taken(a, read, places))
             else:
                 refs.append(a)
         return tuple(refs)
+
+    def _may_wait(self, t: torch.Tensor, address: int) -> bool:
+        """Whether the memory is that of a value, so that nobody has to be asked what the tensor is."""
+        if address not in self._made:
+            storage = self.ledger.storages.get(address)
+            if storage is None or not storage.values:
+                return False
+        return id(t) not in self.ledger.objects
+
+    def _value(self, t: torch.Tensor, address: int) -> int:
+        """The value of a tensor now; what made its memory comes first."""
+        if address in self._made:
+            self.settle()
+        return self.ledger.value(t)
 
     def settle(self) -> None:
         """Find the values of all that waits, in the order in which it ran."""
@@ -132,25 +153,25 @@ class BatchRecorder(Recorder):
         self._bytes = 0
         with torch.no_grad():
             for w in waiting:
+                self._swapped = self._swapped or _elsewhere(w)
+                if self._swapped:  # what is there now must not be read: it may be gone
+                    return
                 self._settle(w)
 
     def _settle(self, w: Waiting) -> None:
         values: list[int] = []
-        for ref, address in zip(w.read, w.addresses, strict=False):  # the last may be the result's
+        for ref in w.read:
             if type(ref.value) is not int:
-                self._swapped |= ref.value.untyped_storage()._cdata != address
                 ref.value = self.ledger.value(ref.value)
             values.append(ref.value)
         self.write_down_implied()
-        out = w.out
-        if len(w.addresses) > len(w.read):
-            self._swapped |= out.untyped_storage()._cdata != w.addresses[-1]
-            outputs = self._plain_output(w.schema, values, out)
+        if len(w.places) > len(w.read):
+            outputs = self._plain_output(w.schema, values, w.out)
         else:
-            outputs = self._outputs(w.schema, values, out, ())
+            outputs = self._outputs(w.schema, values, w.out, ())
         if outputs:
             self.write_down(
-                Record(w.schema, w.refs, w.named, outputs, w.where, w.recorded, w.sequence, w.ordinal), w.args, out
+                Record(w.schema, w.refs, w.named, outputs, w.where, w.recorded, w.sequence, w.ordinal), w.args, w.out
             )
 
     def _plain_output(self, schema: Schema, read: list[int], out: torch.Tensor) -> tuple[int, ...]:
@@ -162,3 +183,13 @@ class BatchRecorder(Recorder):
         origin, varying = self._came_from(schema, read)
         value = ledger.fresh(storage, g, origin, varying, {} if varying else number_of(out))
         return (value,)
+
+
+def _elsewhere(w: Waiting) -> bool:
+    """Whether a tensor of an operation that waits lies elsewhere by now."""
+    places = w.places
+    for i, ref in enumerate(w.read):
+        place = places[i]
+        if place is not None and _place(ref.value) != place:
+            return True
+    return len(places) > len(w.read) and _place(w.out) != places[-1]

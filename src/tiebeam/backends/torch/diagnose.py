@@ -6,6 +6,7 @@ from itertools import chain
 import torch
 from torch import nn
 
+from tiebeam.backends.torch.names import all_parameters
 from tiebeam.core.report import Finding
 from tiebeam.errors import InputError, ShapeError
 
@@ -58,12 +59,12 @@ def check_shaped(model: nn.Module) -> None:
 
 def without_values(model: nn.Module) -> Finding | None:
     """Parameters left on meta while others are real, and nothing that would load them on use."""
-    meta = [n for n, p in model.named_parameters(remove_duplicate=False) if p.device.type == "meta"]
+    parameters = all_parameters(model)
+    meta = [n for n, p in parameters.items() if p.device.type == "meta"]
     real = {n: p for n, p in model.named_parameters() if p.device.type != "meta"}
     if not meta or not real or any(hasattr(m, "_hf_hook") for m in model.modules()):
         return None
-    shapes = {n: p.shape for n, p in model.named_parameters(remove_duplicate=False)}
-    twin = next((n for n, p in real.items() if p.ndim == 2 and p.shape == shapes[meta[0]]), None)
+    twin = next((n for n, p in real.items() if p.ndim == 2 and p.shape == parameters[meta[0]].shape), None)
     home, _, attribute = meta[0].rpartition(".")
     target = f'model.get_submodule("{home}")' if home else "model"
     return Finding(

@@ -2,6 +2,8 @@
 
 from torch import nn
 
+from tiebeam.backends.torch.names import all_parameters, module_tree
+
 
 def _get(path: str) -> str:
     return f"model.get_submodule({path!r})" if path else "model"
@@ -11,8 +13,8 @@ class TorchFixes:
     """`core.findings.Fixes` for one module: only what would run on it is offered."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.modules = dict(model.named_modules(remove_duplicate=False))
-        self.parameters = dict(model.named_parameters(remove_duplicate=False))
+        self.modules = dict(module_tree(model))
+        self.parameters = all_parameters(model)
 
     def tie(self, owner: str, other: str) -> str:
         a, b = self.parameters.get(owner), self.parameters.get(other)

@@ -7,16 +7,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from tiebeam.backends.torch.ledger import Ledger
+from tiebeam.backends.torch.ledger import Geometry, Ledger, geometry
 from tiebeam.backends.torch.names import Names
+
+_PLAIN = (torch.Tensor, nn.Parameter)
 
 
 class Keeper:
     """Remembers a model before the pass; `restore` puts it back, also after a failure.
 
     Elements are cloned only when an operation is about to write them; a sparse tensor is known by its values'
-    memory. Modules whose wrapper swaps parameters
-    itself (offloading, sharding: `swapped`) are left to it.
+    memory. A module that makes or replaces parts of itself also notes in its attributes that it did: both are put
+    back. Modules whose wrapper swaps parameters itself (offloading, sharding: `swapped`) are left to it.
     """
 
     def __init__(
@@ -32,20 +34,21 @@ class Keeper:
         self._clones: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._modes = [(m, m.training) for m in modules if not isinstance(m, torch.jit.ScriptModule)]
         self.swapped = any("_hf_hook" in vars(m) or hasattr(type(m), "_get_fsdp_state") for m in modules)
-        self._tables: list[tuple[dict[str, Any], dict[str, Any]]] = [
-            (table, dict(table)) for m, _ in self._modes for table in (m._parameters, m._buffers)
+        self._parts = [
+            [(table, dict(table)) for table in (m._parameters, m._buffers, m._modules, vars(m))] for m, _ in self._modes
         ]
-        parameters = names.owned()
-        self._asked = [(p, p.requires_grad) for p in parameters]
-        self._data: list[tuple[nn.Parameter, torch.Tensor]] = []
-        for t in [*names.held.values(), *names.loose, *inputs]:
+        tensors: list[torch.Tensor] = [*names.held.values(), *names.loose, *inputs]
+        self._asked = [(t, t.requires_grad) for t in tensors]
+        self._grads = [(p, p.grad) for p in names.owned()]
+        self._data: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for t in [*tensors, *(g for _, g in self._grads if g is not None)]:
             storage = ledger.storage(t)
             if storage is not None:
                 self._storages.setdefault(storage.key, []).append(t)
             else:
                 self._whole[_memory(t)] = t
         if not self.swapped:
-            self._data = [(p, p.detach()) for p in parameters if type(p) is nn.Parameter and p.layout == torch.strided]
+            self._data = [(t, t.detach()) for t in tensors if type(t) in _PLAIN and t.layout == torch.strided]
 
     def before_write(self, t: torch.Tensor) -> None:
         """Clone what shares a storage with `t`, the first time it is about to be written."""
@@ -57,20 +60,42 @@ class Keeper:
         """Put elements, parameters, buffers and modes back."""
         for module, training in self._modes:
             module.training = training
-        for p, asked in self._asked:
-            if p.is_leaf and p.requires_grad != asked:
-                p.requires_grad_(asked)
+        self._restore_gradients()
         if not self.swapped:
-            for table, entries in self._tables:
-                if len(table) != len(entries) or any(map(is_not, table.values(), entries.values())):
-                    table.clear()
-                    table.update(entries)
-            for p, data in self._data:
-                if p.layout != torch.strided or p.untyped_storage()._cdata != data.untyped_storage()._cdata:
-                    p.data = data
+            self._restore_parts()
         with torch.no_grad():
             for original, before in reversed(self._clones):
                 original.copy_(before)
+
+    def _restore_gradients(self) -> None:
+        for t, asked in self._asked:
+            if t.requires_grad and not asked and not t.is_leaf and not t._is_view():  # a part of the pass' own graph
+                t.detach_()
+            elif t.is_leaf and t.requires_grad != asked:
+                t.requires_grad_(asked)
+        for p, grad in self._grads:
+            if p.grad is not grad:
+                p.grad = grad
+
+    def _restore_parts(self) -> None:
+        for parts in self._parts:
+            if any(map(_other, parts[:-1])):
+                for table, entries in parts:
+                    table.clear()
+                    table.update(entries)
+        for t, data in self._data:
+            if t.layout != torch.strided or _lies(t) != _lies(data):
+                t.data = data
+
+
+def _other(part: tuple[dict[str, Any], dict[str, Any]]) -> bool:
+    """Whether a registry holds other entries than before."""
+    now, before = part
+    return list(now) != list(before) or any(map(is_not, now.values(), before.values()))
+
+
+def _lies(t: torch.Tensor) -> tuple[int, Geometry]:
+    return t.untyped_storage()._cdata, geometry(t)
 
 
 def _memory(t: torch.Tensor) -> int:

@@ -102,7 +102,7 @@ class Measures:
             (a, v) for a, v in operands if not set(a.shape) & self._vocabs and not self._of_a_table(a)
         ] or operands
         for a, v in hidden:  # never the table, where it can be told: that would cost a pass over it
-            if v not in self.rms:
+            if v not in self.rms and _real(a):
                 self.rms[v] = rms(a)
         self._cosines(index)
         if self.logits:
@@ -119,7 +119,7 @@ class Measures:
         rows, width = self._rows, self._rows.shape[-1]
         norms = rows.norm(dim=1)
         for value, t in self._stream:
-            if t.shape[-1] != width:
+            if t.shape[-1] != width or not _real(t):
                 continue
             other = t.reshape(-1, width)[:ROWS].float()
             if other.shape != rows.shape:
@@ -163,6 +163,6 @@ def _repeats(args: Any) -> float | None:
 
 
 def _real(t: torch.Tensor) -> bool:
-    """Whether there is anything to measure: elements, in plain memory."""
-    plain = type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout == torch.strided
-    return plain and t.device.type != "meta" and t.numel() > 0
+    """Whether there is anything to measure: elements, in plain memory that is there (and was not given back)."""
+    plain = type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout == torch.strided and not t._is_zerotensor()
+    return plain and t.device.type != "meta" and t.numel() > 0 and t.untyped_storage().nbytes() > 0

@@ -13,6 +13,7 @@ from tiebeam.backends.torch.diagnose import check_shaped, unfit_modules, without
 from tiebeam.backends.torch.fixes import TorchFixes
 from tiebeam.backends.torch.measuring import differentiate
 from tiebeam.backends.torch.measuring_moves import moves_of
+from tiebeam.backends.torch.names import all_parameters, module_tree
 from tiebeam.backends.torch.operations.operator import TorchOperator
 from tiebeam.backends.torch.parts import sharded
 from tiebeam.backends.torch.quantising import Swaps
@@ -214,12 +215,12 @@ class TorchModel:
         if len(rows) < table.shape[vocab_axis]:
             return rows
         homes = [n.rpartition(".")[0] for n in leaf.names]
-        modules = [m for n, m in self.model.named_modules(remove_duplicate=False) if n in homes]
+        modules = [m for n, m in module_tree(self.model) if n in homes]
         return tuple({m.padding_idx for m in modules if isinstance(m, nn.Embedding) and m.padding_idx is not None})
 
     def zero(self, names: Sequence[str]) -> tuple[tuple[str, ...], Callable[[], None]]:
         """Set trainable parameters to zero: the names that were, and what puts them back."""
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        parameters = all_parameters(self.model)
         found = [n for n in names if n in parameters and parameters[n].requires_grad]
         copies = [(parameters[n], parameters[n].detach().clone()) for n in found]
         for n in found:

@@ -24,20 +24,23 @@ class StandIn(nn.Module):
 
 
 def module_tree(model: nn.Module) -> Paths:
-    """Every path of every module in the order of `named_modules`, aliases included.
+    """Every path of every module in the order of `named_modules`, aliases included; none through itself.
 
     Looking at a model walks it before and after each pass: `named_modules` goes through a generator a level.
     """
     if isinstance(model, StandIn):
         return model.module_paths()
     paths: Paths = []
+    above: set[int] = set()  # a module may hold the one that it is part of
 
     def visit(path: str, module: nn.Module) -> None:
         paths.append((path, module))
+        above.add(id(module))
         front = f"{path}." if path else ""
         for name, child in module._modules.items():
-            if child is not None:
+            if child is not None and id(child) not in above:
                 visit(front + name, child)
+        above.remove(id(module))
 
     visit("", model)
     return paths
@@ -62,6 +65,11 @@ def named_tensors(model: nn.Module, paths: Paths | None = None) -> Iterator[tupl
             for name, tensor in registry.items():
                 if tensor is not None:
                     yield front + name, tensor, is_parameter
+
+
+def all_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Every parameter by every path of it."""
+    return {path: t for path, t, is_parameter in named_tensors(model) if is_parameter}  # type: ignore[misc]
 
 
 def loose_tensors(model: nn.Module, paths: Paths | None = None) -> Iterator[tuple[str, torch.Tensor]]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tiebeam.backends.torch.names import named_tensors
+from tiebeam.backends.torch.names import all_parameters, named_tensors
 from tiebeam.core.facts import Table
 from tiebeam.core.groups import Group, GroupPlan, Parameter, owners_of, plan_groups
 from tiebeam.core.optimizers import Quantity, Rule, rule
@@ -43,7 +43,7 @@ def inventory(model: nn.Module) -> tuple[list[Parameter], dict[str, nn.Parameter
     """Every parameter of a model once, and the objects by their owner's path."""
     paths: dict[int, list[str]] = {}
     held: dict[int, nn.Parameter] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
+    for name, p in all_parameters(model).items():
         paths.setdefault(id(p), []).append(name)
         held[id(p)] = p
     lookups = {
