@@ -154,7 +154,7 @@ class Pass:
         both = {leaf for leaf, role in grads if (leaf, "lookup") in grads and (leaf, "readout") in grads}
         result["products"] = {k: numbers.row_products(grads[k, "lookup"], grads[k, "readout"]) for k in sorted(both)}
         result["left"] = {
-            leaf: {"off": numbers.row_sizes(g - self._sum(leaf, grads, g)), "whole": numbers.row_sizes(g)}
+            leaf: {"off": numbers.row_squares(g - self._sum(leaf, grads, g)), "whole": numbers.row_squares(g)}
             for leaf, g in whole.items()
         }
         result["grads"] = grads if self.request.keep else {}
