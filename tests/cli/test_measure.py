@@ -176,11 +176,15 @@ def test_a_function_of_the_users_gives_the_batch_and_an_object_is_one(data: str,
         ("broken.npz", "cannot be read"),
         ("ragged.json", "cannot be read"),
         ("word.json", "holds no token ids"),
+        ("words.json", "holds no batch"),
+        ("nothing.json", "holds no batch"),
         ("far.json", "does not run on these inputs"),
         ("one.json", "holds no targets"),
     ],
 )
 def test_what_is_no_batch_ends_with_2_and_says_why(data: str, complaint: str, text: Path, run: Run) -> None:
+    (text.parent / "words.json").write_text('{"ids": [["a"]]}')
+    (text.parent / "nothing.json").write_text("{}")
     here = text.parent
     (here / "empty.txt").write_text("")
     np.save(here / "floats.npy", np.zeros((2, 3)))

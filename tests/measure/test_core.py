@@ -19,24 +19,24 @@ IDS = np.array([[4, 5, 6], [7, 8, 9]])
 
 
 def test_without_labels_every_token_should_say_the_next_and_the_last_says_nothing() -> None:
-    targets, said = targets_of(IDS, None, None, (2, 3))
+    targets, said = targets_of(IDS, None, None, (2, 3), 20)
     assert said == "next tokens"
     np.testing.assert_array_equal(targets, [[5, 6, IGNORED], [8, 9, IGNORED]])
 
 
 def test_labels_that_repeat_the_ids_are_moved_and_others_stay() -> None:
     partly = np.where(IDS == 8, IGNORED, IDS)
-    moved, said = targets_of(IDS, partly, None, (2, 3))
+    moved, said = targets_of(IDS, partly, None, (2, 3), 20)
     assert said == "labels, moved by one"
     np.testing.assert_array_equal(moved, [[5, 6, IGNORED], [IGNORED, 9, IGNORED]])
-    other, said = targets_of(IDS, IDS + 1, None, (2, 3))
+    other, said = targets_of(IDS, IDS + 1, None, (2, 3), 20)
     assert said == "labels"
     np.testing.assert_array_equal(other, IDS + 1)
 
 
 def test_padding_is_no_target() -> None:
     mask = np.array([[1, 1, 0], [1, 1, 1]])
-    targets, _ = targets_of(IDS, None, mask, (2, 3))
+    targets, _ = targets_of(IDS, None, mask, (2, 3), 20)
     np.testing.assert_array_equal(targets, [[5, IGNORED, IGNORED], [8, 9, IGNORED]])
 
 
@@ -52,7 +52,15 @@ def test_padding_is_no_target() -> None:
 )
 def test_a_batch_without_targets_is_refused(ids, labels, rows, word) -> None:
     with pytest.raises(InputError, match=word):
-        targets_of(ids, labels, None, rows)
+        targets_of(ids, labels, None, rows, 20)
+
+
+@pytest.mark.parametrize("wrong", [9, -1])
+def test_a_target_that_is_no_token_is_refused(wrong: int) -> None:
+    labels = np.array([[4, wrong, IGNORED], [7, 8, 0]])
+    with pytest.raises(InputError, match=f"labels of {wrong}"):
+        targets_of(IDS, labels, None, (2, 3), 9)
+    targets_of(IDS, labels, np.array([[1, 0, 1], [1, 1, 1]]), (2, 3), 9)  # where nothing counts it does not matter
 
 
 @given(st.integers(1, 6), st.integers(0, 50))

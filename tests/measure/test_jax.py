@@ -1,5 +1,7 @@
 """What JAX programs do beyond the contract: transformations, derivatives of their own, trees that are gone."""
 
+import gc
+import weakref
 from typing import Any
 
 import equinox as eqx
@@ -219,6 +221,40 @@ def test_a_second_measurement_traces_nothing() -> None:
     assert len(traced) == seen
     assert again.to_dict() == first.to_dict()
     assert moved.initial_loss != first.initial_loss
+
+
+def test_a_number_that_is_closed_over_counts_as_it_is_now() -> None:
+    times = weight = 1.0
+
+    def model(p: Any, ids: Any) -> Any:
+        return times * plain(ids, p["table"], p["table"], p["mid"])
+
+    def loss(output: Any, batch: Any) -> Any:
+        return weight * (output**2).mean()
+
+    first = tiebeam.measure(model, IDS, params=PARAMS, loss=loss).initial_loss
+    times = 2.0
+    assert tiebeam.measure(model, IDS, params=PARAMS, loss=loss).initial_loss == pytest.approx(4 * first)
+    weight = 0.5
+    assert tiebeam.measure(model, IDS, params=PARAMS, loss=loss).initial_loss == pytest.approx(2 * first)
+
+
+def test_what_a_function_closes_over_goes_with_it() -> None:
+    def made(bias: jax.Array) -> Any:
+        return lambda p, ids: plain(ids, p["table"], p["table"], p["mid"]) + bias
+
+    bias = jnp.ones(VOCAB)
+    model, held = made(bias), weakref.ref(bias)
+    tiebeam.measure(model, IDS, params=PARAMS)
+    del model, bias
+    gc.collect()
+    assert held() is None
+
+
+@pytest.mark.parametrize("wrong", [VOCAB, -1])
+def test_labels_that_are_no_tokens_are_refused_where_jax_takes_others(wrong: int) -> None:
+    with pytest.raises(tiebeam.InputError, match=f"labels of {wrong}"):
+        tiebeam.measure(tied(plain), (IDS, np.full(IDS.shape, wrong)), params=PARAMS)
 
 
 def test_silent_rows_are_those_of_the_optimizers_state() -> None:

@@ -3,6 +3,8 @@
 import json
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +169,50 @@ def test_a_loss_of_the_callers_counts_and_another_batch_is_another_number() -> N
     assert first.targets == "loss="
     assert first.initial_loss == pytest.approx(float((numbers(model(IDS)) ** 2).mean()), rel=1e-5)
     assert first.initial_loss != second.initial_loss
+
+
+@dataclass
+class Squared:
+    """A loss that has no hash."""
+
+    times: float = 1.0
+
+    def __call__(self, output: Any, batch: Any) -> Any:
+        return self.times * ops.mean(ops.square(output))
+
+
+def test_numbers_that_a_model_or_a_loss_holds_count_as_they_are_now() -> None:
+    model = built(read=lambda model, h: model.times * block_read(model, h))
+    model.times, times, unhashed = 1.0, 1.0, Squared()
+
+    def loss(output: Any, batch: Any) -> Any:
+        return times * ops.mean(ops.square(output))
+
+    first = tiebeam.measure(model, IDS, loss=loss).initial_loss
+    assert tiebeam.measure(model, IDS, loss=unhashed).initial_loss == pytest.approx(first)
+    model.times = 2.0
+    assert tiebeam.measure(model, IDS, loss=loss).initial_loss == pytest.approx(4 * first, rel=1e-5)
+    times = unhashed.times = 0.5
+    assert tiebeam.measure(model, IDS, loss=loss).initial_loss == pytest.approx(2 * first, rel=1e-5)
+    assert tiebeam.measure(model, IDS, loss=unhashed).initial_loss == pytest.approx(2 * first, rel=1e-5)
+
+
+def test_each_thread_measures_its_own_batch() -> None:
+    model = built()
+    batches = [np.random.default_rng(seed).integers(0, VOCAB, IDS.shape).astype("int32") for seed in range(3)]
+    wanted = [tiebeam.measure(model, ids).initial_loss for ids in batches]
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda ids: tiebeam.measure(model, ids).initial_loss, batches * 3))
+    assert found == pytest.approx(wanted * 3, rel=1e-6)
+
+
+def test_ids_and_labels_outside_of_the_vocabulary_are_refused() -> None:
+    model = built()
+    with pytest.raises(tiebeam.TiebeamError, match=f"labels of {VOCAB}"):
+        tiebeam.measure(model, (IDS, IDS * 0 + VOCAB))
+    if RUNNING != "jax":  # which looks up something else, and says nothing
+        with pytest.raises(tiebeam.TiebeamError, match="does not run on these inputs"):
+            tiebeam.measure(model, IDS + VOCAB, loss=lambda output, batch: ops.mean(output))
 
 
 def test_a_frozen_table_is_said_to_be_frozen() -> None:

@@ -16,6 +16,7 @@ from tests.measure.models import (
     looked_up,
     lying,
     next_token_loss,
+    one_hot,
     plain,
 )
 from torch import Tensor, nn
@@ -58,6 +59,12 @@ def test_a_form_of_the_table_that_both_roles_share_is_parted_to_rounding(read: R
     [table] = tiebeam.measure(Tied(read), batch()).tables
     assert table.unaccounted is not None
     assert table.unaccounted < 1e-6
+
+
+def test_a_lookup_by_a_one_hot_product_is_measured_as_one_by_rows_is() -> None:
+    by_rows, by_product = (tiebeam.measure(Tied(read), batch()) for read in (plain, one_hot))
+    for name in ("logit_std", "hidden_rms", "lookup_rms", "kappa", "own_logit"):
+        assert getattr(by_product, name) == pytest.approx(getattr(by_rows, name), rel=1e-5), name
 
 
 def test_a_table_stored_the_other_way_round_gives_rows_of_tokens() -> None:

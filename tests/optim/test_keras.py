@@ -160,12 +160,27 @@ def test_half_precision_scales_its_loss_around_the_groups() -> None:
     assert losses[-1] < losses[0]
 
 
+def test_what_is_excluded_from_decay_is_not_decayed_in_its_group() -> None:
+    (model, report, start), _ = pair()
+    put(model, start)
+    made = optimizer(keras.optimizers.SGD, model, report, lr=0.5, weight_decay=0.5)
+    made.exclude_from_weight_decay(var_names=["embeddings"])
+    still = [keras.ops.zeros(v.shape) for v in model.trainable_variables]
+    before = {v.path: numbers(v).copy() for v in model.trainable_variables}
+    made.apply(still, model.trainable_variables)
+    moved = {v.path for v in model.trainable_variables if not np.array_equal(before[v.path], numbers(v))}
+    assert moved
+    assert not any(path.endswith("embeddings") for path in moved)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a lambda": ({"lr": lambda: 1e-3}, "learning rates of a Keras optimizer"),
     "adadelta": ({"factory": keras.optimizers.Adadelta, "lr": 1e-3}, "no learning-rate rule holds for adadelta"),
     "muon alone": ({"factory": keras.optimizers.Muon, "lr": 1e-3}, "matrices of the body alone"),
     "no optimizer": ({"factory": lambda learning_rate: keras.layers.Dense(1), "lr": 1e-3}, "makes no optimizer"),
     "a strange family": ({"factory": keras.optimizers.Ftrl, "lr": 1e-3}, "family is unknown"),
+    "an endless rate": ({"lr": float("inf")}, "learning rates of a Keras optimizer"),
+    "a decay that adds": ({"lr": 1e-3, "weight_decay": -0.1}, "weight_decay is no rate"),
     "no table": ({"lr": 1e-3, "ratios": {"mlp": 2.0}}, "ratios= names what is no trainable table"),
 }
 

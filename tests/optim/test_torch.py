@@ -315,6 +315,11 @@ def test_wrappers_around_the_model_of_the_report_are_seen_through() -> None:
         ({"optimizer": "adafactor-unscaled", "lr": None}, "a multiple of lr"),
         ({"optimizer": "sgd", "base_width": 16}, "base_width does not apply to sgd"),
         ({"base_width": 0}, "base_width"),
+        ({"optimizer": None}, "family is unknown"),
+        ({"lr": -1.0}, "lr is no rate"),
+        ({"lr": float("nan")}, "lr is no rate"),
+        ({"lr": "1e-3"}, "lr is no rate"),
+        ({"weight_decay": -0.1}, "weight_decay is no rate"),
     ],
 )
 def test_what_cannot_be_is_refused(told: dict[str, Any], complaint: str) -> None:

@@ -45,6 +45,9 @@ def batch_of(data: str, target: str, found: Target, *, rows: int, tokens: int) -
         if list(arrays) == [""]:
             ids = _cut(_integers(arrays[""], path), rows, tokens)
             return _named(found, ids), f"{_size(ids)} ids of {path.name}"
+        strange = [f"{name}: {a.dtype}" for name, a in arrays.items() if a.dtype.kind not in "biuf"]
+        if strange or not arrays:
+            raise TargetError(f"'{path}' holds no batch", got=", ".join(strange) or "nothing", expected=_EXPECTED)
         return {name: _batched(a) for name, a in arrays.items()}, f"{', '.join(arrays)} of {path.name}"
     said, ids = tokens_of(path, target, found, most=rows * tokens)
     cut = _cut(ids, rows, tokens)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 from tiebeam.core.facts import Table
@@ -208,6 +209,21 @@ def _ratio(table: Table) -> float:
             "table at the rate of the rest",
         )
     return table.lr_ratio
+
+
+def check_rates(**given: Any) -> None:
+    """Refuse rates and decays that no optimizer trains by; arrays and schedules are let through, and None.
+
+    Raises:
+        RangeError: One is negative or not finite, or no number.
+
+    Example:
+        >>> check_rates(lr=1e-3, weight_decay=0.0)
+    """
+    for name, value in given.items():
+        wrong = isinstance(value, Real) and not 0 <= float(value) < math.inf
+        if wrong or isinstance(value, str):  # optimizers check their own defaults, never those of a group
+            raise RangeError(f"{name} is no rate", got=repr(value), expected="a number, 0 or more")
 
 
 def _checked(name: str, value: float) -> float:

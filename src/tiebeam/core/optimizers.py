@@ -136,7 +136,7 @@ def rule(name: str) -> Rule:
         >>> rule("sgd").rate, rule("AdamW").rate, rule("lamb").rate
         (2, 1, 0)
     """
-    known = name.lower().replace("_", "-")
+    known = str(name).lower().replace("_", "-")
     if known in RULES:
         return RULES[known]
     if known in REFUSED:

@@ -18,6 +18,7 @@ def targets_of(
     labels: npt.NDArray[Any] | None,
     mask: npt.NDArray[Any] | None,
     rows: tuple[int, ...],
+    vocab: int,
 ) -> tuple[Ints, str]:
     """Right tokens for every row of the logits.
 
@@ -27,15 +28,16 @@ def targets_of(
             language models that take labels do themselves; all others say what each position should say.
         mask: False or 0 at positions that count for nothing, shaped like `rows`; or None.
         rows: Shape of the logits without their last axis.
+        vocab: Its size: tokens are 0 to `vocab - 1`.
 
     Returns:
         int64, shaped like `rows`, `IGNORED` where there is no target; and where they came from.
 
     Raises:
-        InputError: No position has a target, or shapes do not fit.
+        InputError: No position has a target, one is no token, or shapes do not fit.
 
     Example:
-        >>> targets_of(np.array([[5, 6, 7]]), None, None, (1, 3))
+        >>> targets_of(np.array([[5, 6, 7]]), None, None, (1, 3), 9)
         (array([[   6,    7, -100]]), 'next tokens')
     """
     if labels is None:
@@ -67,6 +69,14 @@ def targets_of(
             got=f"{said} of shape {rows}, none of which counts",
             expected="at least one position with a right token",
             hint="give at least two tokens a sequence, or labels that are not all ignored",
+        )
+    strange = np.unique(targets[(targets != IGNORED) & ((targets < 0) | (targets >= vocab))])
+    if strange.size:  # a framework may raise, or take another token in silence
+        raise InputError(
+            "the batch holds targets that are no tokens",
+            got=f"{said} of {', '.join(map(str, strange[:3].tolist()))}",
+            expected=f"0 to {vocab - 1}, as the logits have, or {IGNORED} where nothing counts",
+            hint='mark padding in "attention_mask", or pass loss=lambda output, batch: ...',
         )
     return targets, said
 

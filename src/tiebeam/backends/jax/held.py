@@ -1,10 +1,13 @@
 """What the kinds of JAX models have in common: named arrays, a pure call, and the way back to a model."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import FunctionType
 from typing import Any, Protocol, runtime_checkable
+from weakref import ref
 
 from tiebeam.backends.jax.scopes import scopes
 from tiebeam.backends.jax.tree import Slot, Tree
+from tiebeam.core.closures import closed_over
 from tiebeam.errors import InputError
 
 
@@ -123,7 +126,9 @@ class HeldFunction:
 
     @property
     def kind(self) -> Hashable:
-        return self.model, self._tree.kind
+        # A function may close over arrays: a program that is kept need not keep it alive.
+        model = ref(self.model) if isinstance(self.model, FunctionType) else self.model
+        return model, closed_over(self.model), self._tree.kind
 
     def where(self, stack: str) -> str:
         return self.naming.where(stack)

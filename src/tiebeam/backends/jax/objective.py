@@ -10,6 +10,7 @@ import numpy as np
 from tiebeam.backends.jax.measuring_numbers import cross_entropy
 from tiebeam.backends.jax.trace import Program
 from tiebeam.backends.jax.tree import Tree
+from tiebeam.core.closures import closed_over
 from tiebeam.core.passes import Request, Wanted
 from tiebeam.core.targets import IGNORED, targets_of
 from tiebeam.errors import InputError
@@ -55,8 +56,8 @@ class Objective:
                 got="a model that returns neither a loss nor logits over its vocabulary",
                 hint="pass loss=lambda output, batch: ...",
             )
-        rows = graph.values[asked.logits].shape[:-1]
-        right, said = targets_of(ids, request.labels, request.mask, rows)
+        *rows, vocab = graph.values[asked.logits].shape
+        right, said = targets_of(ids, request.labels, request.mask, tuple(rows), vocab)
         return cls(said, (right.reshape(-1).astype(np.int32),), at=graph.outputs.index(asked.logits))
 
     @property
@@ -67,7 +68,8 @@ class Objective:
             hash((self.own, kind))
         except TypeError:
             return (object(),)  # cannot be compared: equal to none
-        return (self.own, kind, self.at, len(self.given))
+        around = () if self.own is None else closed_over(self.own)
+        return (self.own, around, kind, self.at, len(self.given))
 
     def emptied(self) -> "Objective":
         """The same without its arrays, for who keeps it."""

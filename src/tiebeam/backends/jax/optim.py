@@ -13,7 +13,7 @@ from jax import tree_util
 
 from tiebeam.backends.jax.tree import Tree, dotted
 from tiebeam.core.facts import Table
-from tiebeam.core.groups import Group, Parameter, plan_groups
+from tiebeam.core.groups import Group, Parameter, check_rates, plan_groups
 from tiebeam.core.optimizers import Quantity, Rule, family_of, rule
 from tiebeam.core.report import Report
 from tiebeam.errors import InputError, RangeError
@@ -87,6 +87,9 @@ def optimizer(
         [0.001, 0.001, 0.008]
     """
     law = _law(tx_factory, optimizer)
+    if lr is None:
+        raise RangeError("lr is no rate", got="None", expected="a number or a schedule")
+    check_rates(lr=lr, weight_decay=weight_decay, beside_lr=beside_lr)
     _check_beside(law, beside, beside_lr)
     named = Tree(params)
     parameters = [_parameter(n, a) for n, a in zip(named.names, named.arrays, strict=True)]

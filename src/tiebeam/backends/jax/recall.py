@@ -1,14 +1,16 @@
 """Programs that were traced before, kept as `jax.jit` keeps them: to trace and compile costs more than to measure.
 
-So a model that is measured again on arrays of the same kinds is not traced again; what Python it closes over counts as
-it was. A few programs are kept, the latest ones.
+So a model that is measured again on arrays of the same kinds is not traced again. Numbers, strings and flags that it
+closes over are compared; what other Python it looks at counts as it was. A few programs are kept, the latest ones.
 """
 
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
+from weakref import finalize
 
 import jax
 
@@ -38,6 +40,8 @@ def recalled(held: Held, arrays: Sequence[Any], args: tuple[Any, ...], kwargs: M
         _PROGRAMS[key] = replace(program, inputs=[])  # what it compiles is shared
         while len(_PROGRAMS) > KEPT:
             _PROGRAMS.popitem(last=False)
+    if isinstance(held.model, FunctionType):  # what it closes over stands in the program, and goes with it
+        finalize(held.model, _PROGRAMS.pop, key, None).atexit = False
     return program
 
 

@@ -193,6 +193,11 @@ class GroupedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
             found[self._members.group_of[self._var_key(variable)]].append(i)
         return found
 
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """Do not decay these, in whichever group they are."""
+        for one in self.groups:
+            one.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
+
     def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
         for one, part in zip(self.groups, self._parts(variables), strict=True):
             if part and one.weight_decay:

@@ -14,7 +14,7 @@ from tiebeam.backends.jax.tree import Slot
 from tiebeam.backends.keras.common import KerasModel
 from tiebeam.backends.keras.layers import Places
 from tiebeam.backends.keras.silent import states_of
-from tiebeam.backends.keras.untouched import untouched
+from tiebeam.backends.keras.untouched import attributes_of, untouched
 from tiebeam.core.passes import Passed, Request, Wanted
 from tiebeam.ir import Leaf
 
@@ -69,7 +69,7 @@ class HeldKeras:
     @property
     def kind(self) -> Hashable:
         """The model, which a program need not keep alive, and what is trained and shared in it."""
-        return ref(self.model), tuple((slot.names, slot.trainable) for slot in self.slots)
+        return ref(self.model), tuple((slot.names, slot.trainable) for slot in self.slots), attributes_of(self.model)
 
     def tie(self, owner: str, other: str) -> str:
         return ""  # `KerasFixes` knows

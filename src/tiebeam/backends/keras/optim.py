@@ -1,5 +1,6 @@
 """A Keras optimizer from the plan of `core.groups`: one of the caller's kind for each group of variables."""
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from tiebeam.backends.keras.layers import Layers
 from tiebeam.backends.keras.model import of_keras
 from tiebeam.backends.keras.variables import Named, Variables
 from tiebeam.core.facts import Table
-from tiebeam.core.groups import Group, Parameter, plan_groups
+from tiebeam.core.groups import Group, Parameter, check_rates, plan_groups
 from tiebeam.core.optimizers import Quantity, Rule, family_of, rule
 from tiebeam.core.report import Report
 from tiebeam.errors import InputError, RangeError
@@ -97,6 +98,7 @@ def optimizer(
     view = of_keras(model)
     made = Kind(factory, settings)
     law = made.law(optimizer)
+    check_rates(weight_decay=weight_decay)
     _check_rates(law, lr, beside, beside_lr)
     parameters = parameters_of(view)
     tables = trained_tables(report.tables, view.variables)
@@ -224,7 +226,7 @@ def _check_rates(law: Rule, lr: Rate, beside: Factory | None, beside_lr: Rate | 
         )
     rates = [lr] if beside is None else [lr, beside_lr]
     scheduled = [isinstance(r, keras.optimizers.schedules.LearningRateSchedule) for r in rates]
-    numbers = [isinstance(r, int | float) and r > 0 for r in rates]
+    numbers = [isinstance(r, int | float) and 0 < r < math.inf for r in rates]
     if not (all(scheduled) or all(numbers)):
         raise RangeError(
             "learning rates of a Keras optimizer",

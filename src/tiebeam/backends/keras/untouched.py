@@ -6,9 +6,12 @@ from typing import Any
 
 import keras
 
+from tiebeam.core.closures import Plain, plain_in
 from tiebeam.errors import InputError
 
 _FLAGS = ("built", "_called", "_parent_path")  # what the first call of a layer sets
+_PASSING = frozenset((*_FLAGS, "_path", "training", "stop_training", "_initial_epoch", "compiled", "_jit_compile"))
+"""What changes as a model is called, compiled and trained, and says nothing of what it computes."""
 
 
 @contextmanager
@@ -43,6 +46,16 @@ def untouched(model: keras.Layer, values: Sequence[tuple[Any, Any]] = ()) -> Ite
             vars(layer)["build"] = build
         for layer, kept in flags:
             vars(layer).update(kept)
+
+
+def attributes_of(model: keras.Layer) -> tuple[tuple[Plain, ...], ...]:
+    """Numbers, strings and flags that each layer holds, those that say how it runs: a factor, a rate, a dtype."""
+
+    def one(layer: keras.Layer) -> tuple[Plain, ...]:
+        held = {name: value for name, value in vars(layer).items() if name not in _PASSING}
+        return plain_in({**held, "dtype_policy": layer.dtype_policy.name})
+
+    return tuple(map(one, model._flatten_layers()))
 
 
 def _builds(layer: keras.Layer) -> bool:

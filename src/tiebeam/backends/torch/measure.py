@@ -55,12 +55,14 @@ class Measures:
         if not (told or self.logits) and type(out) is torch.Tensor and out.numel() != self._numel:
             return  # most: neither a role nor the residual stream
         first = out if isinstance(out, torch.Tensor) else out[0] if isinstance(out, tuple) and out else None
-        if not isinstance(first, torch.Tensor) or not first.is_floating_point() or not _real(first):
+        if not isinstance(first, torch.Tensor) or not _real(first):
+            return
+        # A one-hot matrix in the making, of integers mostly.
+        self._vocabs.update(first.shape[-1:] if name == "scatter" else ())
+        if not first.is_floating_point():
             return
         if name in GATHERS:
             self._gathered(schema, args, refs, first, outputs[0])
-        elif name == "scatter" and first.ndim:  # a one-hot matrix in the making
-            self._vocabs.add(first.shape[-1])
         elif name in PRODUCTS:
             self._product(index, args, refs, first, outputs[0])
         if first.numel() == self._numel and first.ndim >= 2:
@@ -85,19 +87,27 @@ class Measures:
         self.rms[value] = rms(out[:ROWS] if out.ndim == 2 else out)
         if schema.name in ("embedding", "index", "index_select") and vocab >= self._tallest:
             self._tallest = vocab
-            self._rows = out.detach().reshape(-1, out.shape[-1])[:ROWS].float().clone()
-            self._numel = out.numel()
-            self._stream.clear()  # of another sequence
+            self._hold(out)
             self.repeats = _repeats(args[1:])
 
+    def _hold(self, rows: torch.Tensor) -> None:
+        """Look at the stream that starts from these rows."""
+        self._rows = rows.detach().reshape(-1, rows.shape[-1])[:ROWS].float().clone()
+        self._numel = rows.numel()
+        self._stream.clear()  # of another sequence
+
     def _product(self, index: int, args: Any, refs: Any, out: torch.Tensor, value: int) -> None:
+        operands = [(a, r.value) for a, r in zip(args, refs, strict=True) if isinstance(a, torch.Tensor)]
+        over = operands[0][0].shape[-1:]
+        if self._rows is None and self._vocabs.intersection(over) and over != out.shape[-1:]:
+            self.rms[value] = rms(out)  # a one-hot matrix times the table: a lookup
+            self._hold(out)
         sizes = set(out.shape)
         big = max(self._vocabs, default=0) * 0.5
         if not self._vocabs or not (
             sizes & self._vocabs or max(sizes, default=0) >= big or any(self._of_a_table(a) for a in args)
         ):
             return
-        operands = [(a, r.value) for a, r in zip(args, refs, strict=True) if isinstance(a, torch.Tensor)]
         hidden = [
             (a, v) for a, v in operands if not set(a.shape) & self._vocabs and not self._of_a_table(a)
         ] or operands

@@ -77,8 +77,9 @@ class Objective:
                 got="a model that returns neither a loss nor logits over its vocabulary",
                 hint="pass loss=lambda output, batch: ...",
             )
-        rows = traced.graph.values[asked.logits].shape[:-1]
-        right, said = targets_of(None if ids is None else ids.cpu().numpy(), request.labels, request.mask, rows)
+        *rows, vocab = traced.graph.values[asked.logits].shape
+        read = None if ids is None else ids.cpu().numpy()
+        right, said = targets_of(read, request.labels, request.mask, tuple(rows), vocab)
         return cls(said, at=outputs.index(asked.logits), targets=torch.from_numpy(right).flatten())
 
     def __call__(self, result: Any, returned: Sequence[Tensor]) -> Tensor:

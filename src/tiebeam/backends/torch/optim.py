@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tiebeam.backends.torch.names import all_parameters, named_tensors
 from tiebeam.core.facts import Table
-from tiebeam.core.groups import Group, GroupPlan, Parameter, owners_of, plan_groups
+from tiebeam.core.groups import Group, GroupPlan, Parameter, check_rates, owners_of, plan_groups
 from tiebeam.core.optimizers import Quantity, Rule, rule
 from tiebeam.core.report import Report
 from tiebeam.errors import InputError, RangeError
@@ -128,6 +128,7 @@ def param_groups(
             expected="a learning rate",
             hint="a relative step has no rate to multiply: switch it off, or scale by parameters",
         )
+    check_rates(lr=lr, weight_decay=weight_decay)
     _check_eps(law, eps)
     plan, held = _planned(
         model, report, optimizer=law.name, base_width=base_width, base_readout_factor=base_readout_factor, ratios=ratios
@@ -184,6 +185,7 @@ def split_for_muon(
         [(16, 0.02), (18, 0.001), (1, 0.008)]
         >>> optimizers = torch.optim.Muon(muon), torch.optim.AdamW(adam)
     """
+    check_rates(lr=lr, muon_lr=muon_lr, weight_decay=weight_decay, muon_weight_decay=muon_weight_decay)
     plan, held = _planned(model, report, optimizer="muon", ratios=ratios)
     owners = {n: p.names[0] for p in inventory(model)[0] for n in p.names}
     if unknown := [n for n in adam if n not in owners]:

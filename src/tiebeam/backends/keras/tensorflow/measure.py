@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tiebeam.backends.keras.tensorflow.flatten import BODIES
 from tiebeam.backends.keras.tensorflow.program import Program
+from tiebeam.backends.protocol import RefusedError
 from tiebeam.core.contract import contracted
 from tiebeam.core.norms import normalized_upstream, stream_before
 from tiebeam.core.provenance import provenance
@@ -166,9 +167,22 @@ def unknown_shapes(program: Program) -> list[str]:
 
 
 def run(program: Program, function: Any, *more: Any) -> Any:
-    """Run a function of a program's inputs once; what the program writes itself is put back."""
-    with _put_back(program), _as_written():
-        return function(*program.inputs, *more)
+    """Run a function of a program's inputs once; what the program writes itself is put back.
+
+    Raises:
+        RefusedError: An operation does not take its inputs, as a lookup does not take ids that no row has.
+    """
+    try:
+        with _put_back(program), _as_written():
+            return function(*program.inputs, *more)
+    except tf.errors.InvalidArgumentError as error:
+        raise RefusedError from ValueError(_said(error))
+
+
+def _said(error: Any) -> str:
+    """What an operation said, without the places in the graph that stand around it."""
+    lines = [line.strip() for line in str(error.message).splitlines()]
+    return next((line for line in reversed(lines) if line and not line.startswith("[[")), "an invalid argument")
 
 
 @contextmanager

@@ -5,7 +5,7 @@ it, which runs once.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from tiebeam.backends.keras.tensorflow.objective import Objective
 from tiebeam.backends.keras.tensorflow.program import Program
 from tiebeam.backends.keras.tensorflow.split import Again, Key, split
 from tiebeam.backends.keras.tensorflow.trace import Placed, Trace
+from tiebeam.core.closures import closed_over
 from tiebeam.core.passes import ROLES, Drift, Passed, Request, Role, Sent, Wanted, wanted
 from tiebeam.errors import InputError
 from tiebeam.ir import Leaf
@@ -110,12 +111,17 @@ class Pass:
         return found
 
     def _key(self, given: Sequence[Any]) -> Any:
-        """What the function depends on, arrays aside; None where it holds some of the caller's."""
+        """What the function depends on, arrays aside; None where it holds the caller's or cannot be compared."""
         if self.request.since is not None:
             return None
         loss = self.objective.own
+        if loss is not None and not isinstance(loss.function, Hashable):
+            return None
         kinds = tuple((t.dtype, tuple(t.shape)) for t in given)
-        batch = None if loss is None else (loss.function, repr(keras.tree.map_structure(_kind, loss.batch)))
+        batch = None
+        if loss is not None:
+            around = closed_over(loss.function)
+            batch = (loss.function, around, repr(keras.tree.map_structure(_kind, loss.batch)))
         operations = tuple(self.placed.operations[r.node] for r in self.reads)
         names = tuple(self.placed.tensors[v] for v in sorted(self.what.ids()))
         own = (self.objective.at, batch, kinds, self.request.keep, self.request.gram)
@@ -148,7 +154,7 @@ class Pass:
         both = {leaf for leaf, role in grads if (leaf, "lookup") in grads and (leaf, "readout") in grads}
         result["products"] = {k: numbers.row_products(grads[k, "lookup"], grads[k, "readout"]) for k in sorted(both)}
         result["left"] = {
-            leaf: {"off": numbers.row_sizes(g - self._sum(leaf, grads, g)), "whole": numbers.row_sizes(g)}
+            leaf: {"off": numbers.row_squares(g - self._sum(leaf, grads, g)), "whole": numbers.row_squares(g)}
             for leaf, g in whole.items()
         }
         result["grads"] = grads if self.request.keep else {}

@@ -51,8 +51,8 @@ class Objective:
                 got="a model that returns neither a loss nor logits over its vocabulary",
                 hint="pass loss=lambda output, batch: ...",
             )
-        rows = graph.values[asked.logits].shape[:-1]
-        right, said = targets_of(ids, request.labels, request.mask, rows)
+        *rows, vocab = graph.values[asked.logits].shape
+        right, said = targets_of(ids, request.labels, request.mask, tuple(rows), vocab)
         return cls(said, at=graph.outputs.index(asked.logits), targets=right.reshape(-1))
 
     @property

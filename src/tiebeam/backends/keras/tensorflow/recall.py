@@ -1,9 +1,11 @@
 """Programs that were traced before, kept as `tf.function` keeps them: a graph costs many times what it computes.
 
-A model that is measured again on inputs of the same kind, with the same variables in it, is not traced again; what
-Python it looks at counts as it was. Nothing is kept of a model that is gone.
+A model that is measured again on inputs of the same kind, with the same variables in it, is not traced again. Numbers,
+strings and flags that its layers hold are compared; what other Python it looks at counts as it was. Nothing is kept of
+a model that is gone.
 """
 
+import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +17,7 @@ import tensorflow as tf
 
 from tiebeam.backends.keras.common import KerasModel
 from tiebeam.backends.keras.tensorflow.program import Program, program_of
-from tiebeam.backends.keras.untouched import untouched
+from tiebeam.backends.keras.untouched import attributes_of, untouched
 
 KEPT = 4  # of one model
 
@@ -31,6 +33,7 @@ def recalled(view: KerasModel, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         found = kept.get(key)
         if found is not None and not found.compiled.get("shapes"):  # else they depend on what the inputs hold
             kept.move_to_end(key)
+            found = copy.copy(found)  # another thread may be running it on a batch of its own
             found.inputs = _inputs(args, kwargs)
             return found
     program = program_of(view, args, kwargs, lambda _: [])
@@ -65,13 +68,14 @@ def calling(view: KerasModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
 
 def _key(view: KerasModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What a program depends on: the kinds of its inputs, and which variables are in the model."""
+    """What a program depends on: the kinds of its inputs, which variables are in it, and what its layers hold."""
 
     def kind(leaf: Any) -> str:
         return f"{type(leaf).__name__} {leaf.dtype} {leaf.shape}" if tf.is_tensor(leaf) else repr(leaf)
 
     structure = repr(keras.tree.map_structure(kind, (args, dict(kwargs))))
-    return structure, tuple((id(v.variable._value), v.trainable) for v in view.variables.all)
+    variables = tuple((id(v.variable._value), v.trainable) for v in view.variables.all)
+    return structure, variables, attributes_of(view.model)
 
 
 def _inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
