@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from tiebeam.cli.experiment import experiment_app
 from tiebeam.cli.output import (
     HEALTHY,
     FailOn,
@@ -200,6 +201,9 @@ def demo_command(
 
         show_demo(out, **_given(steps=steps, vocab=vocab, seed=seed))
     raise typer.Exit(HEALTHY)
+
+
+app.add_typer(experiment_app, name="experiment")
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def to_html(
     body.append(element("p", said.subtitle, class_="soft"))
     if curves is not None:
         known = _log_vocab(report) if log_vocab is None else log_vocab
-        body += [element("h2", "Loss curves"), _panel(charts.chart(curves, known))]
+        body += [element("h2", "Loss curves"), panel(charts.chart(curves, known))]
     body += [_extra(*section) for section in extra]
     body += [_table(t) for t in said.tables]
     body += [element("h2", "Findings")] if said.findings else []
@@ -57,14 +57,16 @@ def to_html(
         body += [element("h2", "Notes"), element("ul", *(element("li", phrase(n)) for n in said.notes))]
     seen = f", with {', '.join(said.versions)}" if said.versions else ""
     body.append(element("footer", f"Written by tiebeam{seen}."))
-    return _document(heading, element("main", *body))
+    return document(heading, element("main", *body))
 
 
-def _document(title: str, body: Markup) -> str:
+def document(title: str, body: Markup, *, pictures: bool = False) -> str:
+    """A whole page around a body: no network, no script; `pictures` may stand in the page itself."""
+    policy = f"{_POLICY}; img-src data:" if pictures else _POLICY
     css = files("tiebeam.reports").joinpath("page.css").read_text(encoding="utf-8")
     head = joined(
         Markup('<meta charset="utf-8">'),
-        Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
+        Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
         Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
         element("title", f"tiebeam: {title}"),
         element("style", Markup(css + beam.CSS + charts.CSS)),
@@ -73,13 +75,14 @@ def _document(title: str, body: Markup) -> str:
     return f"<!DOCTYPE html>\n{page}\n"
 
 
-def _panel(*children: str, style: str = "") -> Markup:
+def panel(*children: str, style: str = "") -> Markup:
+    """A framed section."""
     return element("section", *children, class_=f"panel {style}".strip())
 
 
 def _table(part: TablePart) -> Markup:
     flow = element("p", part.flow_line, class_="flow")
-    drawn = _panel(beam.roof(part.table), flow, rows_table(part.rows))
+    drawn = panel(beam.roof(part.table), flow, rows_table(part.rows))
     return joined(element("h2", "Table ", phrase((part.name,))), drawn)
 
 
@@ -90,7 +93,7 @@ def rows_table(rows: tuple[Row, ...]) -> Markup:
 
 
 def _finding(finding: FindingPart) -> Markup:
-    return _panel(element("h3", *finding_head(finding)), *finding_body(finding), style=f"finding {finding.severity}")
+    return panel(element("h3", *finding_head(finding)), *finding_body(finding), style=f"finding {finding.severity}")
 
 
 def finding_head(finding: FindingPart) -> tuple[Markup, ...]:
@@ -107,17 +110,17 @@ def finding_body(finding: FindingPart) -> list[Markup]:
 
 
 def _init(part: InitPart) -> Markup:
-    return joined(element("h2", "Initialisation of ", phrase((part.name,))), _panel(rows_table(part.rows)))
+    return joined(element("h2", "Initialisation of ", phrase((part.name,))), panel(rows_table(part.rows)))
 
 
 def _extra(heading: str, content: str | Sequence[Sequence[str]]) -> Markup:
     if isinstance(content, str):
-        return joined(element("h2", heading), _panel(element("p", content)))
+        return joined(element("h2", heading), panel(element("p", content)))
     titles, *rows = content
     head = element("thead", element("tr", *(element("th", t, scope="col") for t in titles)))
     body = element("tbody", *(_cells(row) for row in rows))
     table = element("div", element("table", head, body), class_="tb-scroll")
-    return joined(element("h2", heading), _panel(table))
+    return joined(element("h2", heading), panel(table))
 
 
 def _cells(row: Sequence[str]) -> Markup:

@@ -21,7 +21,7 @@ def to_json(report: Report) -> str:
         >>> to_json(Report(model="Tiny", framework="torch")).splitlines()[:3]
         ['{', '  "findings": [],', '  "framework": "torch",']
     """
-    return json.dumps(_portable(report.to_dict()), indent=2, sort_keys=True, allow_nan=False)
+    return json.dumps(portable(report.to_dict()), indent=2, sort_keys=True, allow_nan=False)
 
 
 def schema() -> dict[str, Any]:
@@ -36,12 +36,12 @@ def schema() -> dict[str, Any]:
     return found
 
 
-def _portable(value: Any) -> Any:
+def portable(value: Any) -> Any:
     """The same data out of what every JSON reader knows; array scalars become Python's numbers."""
     if isinstance(value, dict):
-        return {str(k): _portable(v) for k, v in value.items()}
+        return {str(k): portable(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_portable(v) for v in value]
+        return [portable(v) for v in value]
     if not isinstance(value, str) and hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float):
