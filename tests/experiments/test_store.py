@@ -175,8 +175,7 @@ def test_a_full_disk_is_said_and_what_was_finished_stays(tmp_path):
         pages = store._db.execute("PRAGMA page_count").fetchone()[0]
         store._db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite answers as on a full disk
         with pytest.raises(StoreError, match=r"(?s)cannot be written.*full.*make room"):
-            for step in range(100):
-                store.add_points(run, [("loss" * 50, 1000 * step + i, 0.5) for i in range(1000)])
+            store.add_points(run, [("loss" * 50, i, 0.5) for i in range(10_000)])
     with Store(path) as store:
         assert [r.status for r in store.runs("x")] == ["finished", "running"]
         assert store.claim("x", {"seed": 1}) is not None  # by the same process: it goes on

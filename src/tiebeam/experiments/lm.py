@@ -13,7 +13,6 @@ from tiebeam.experiments.corpus import check_length
 from tiebeam.experiments.data import Tokens
 from tiebeam.experiments.spec import DivergedError, Work
 from tiebeam.experiments.training import Groups, TrainSettings, train
-from tiebeam.zoo.schemes import scheme
 from tiebeam.zoo.torch.minigpt import MiniGPT, MiniGPTConfig
 
 
@@ -57,10 +56,19 @@ def training_of(config: Mapping[str, Any]) -> TrainSettings:
     )
 
 
-def matched_groups(model: MiniGPT, rate: float) -> Groups:
-    """Groups in which each table has the rate, and the eps, that its scale asks for."""
-    ids = torch.zeros(1, 8, dtype=torch.long, device=next(model.parameters()).device)
-    return tiebeam.torch.param_groups(model, tiebeam.inspect(model, ids), lr=rate)
+def matched_groups(model: MiniGPT, rate: float, *, ratio: float | None = None, base_width: int | None = None) -> Groups:
+    """Groups in which each table has the rate, and the eps, that its scale asks for.
+
+    Args:
+        model: Its report says which parameters are tables.
+        rate: Of the body.
+        ratio: Of the table's rate to it; None is the report's own, which counts the norm's epsilon too.
+        base_width: Width at which `rate` was found.
+    """
+    ids = torch.arange(min(8, model.config.vocab), device=next(model.parameters()).device)[None]
+    report = tiebeam.inspect(model, ids)
+    ratios = None if ratio is None else {table.name: ratio for table in report.tables}
+    return tiebeam.torch.param_groups(model, report, lr=rate, ratios=ratios, base_width=base_width)
 
 
 def train_run(
@@ -111,8 +119,3 @@ def train_run(
         autocast=work.config["precision"] == "bf16",
     )
     return figures
-
-
-def rate_of(name: str, width: int) -> float:
-    """What a scheme multiplies the table's rate by."""
-    return scheme(name).table_rate(width)

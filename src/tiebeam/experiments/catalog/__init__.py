@@ -1,10 +1,20 @@
 """The experiments, one small file each; importing this imports no framework."""
 
 from tiebeam.errors import RangeError
-from tiebeam.experiments.catalog import init_stats
+from tiebeam.experiments.catalog import (
+    alignment,
+    dropped_path,
+    init_stats,
+    rank,
+    repeat_bias,
+    savings,
+    schemes,
+    std_grid,
+)
 from tiebeam.experiments.spec import Experiment
 
-EXPERIMENTS: dict[str, Experiment] = {e.name: e for e in (init_stats.EXPERIMENT,)}
+_MODULES = (init_stats, schemes, savings, dropped_path, alignment, repeat_bias, std_grid, rank)
+EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in _MODULES}
 
 
 def experiment(name: str) -> Experiment:
