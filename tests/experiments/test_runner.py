@@ -260,6 +260,21 @@ def test_ctrl_c_ends_local_processes_and_gives_their_runs_back(tmp_path):
     assert going(path) == ["interrupted", "interrupted"]
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_local_ray_cluster_does_what_one_process_does(tmp_path):
+    pytest.importorskip("ray", reason="ray is an extra of its own: 80 MB for one engine")
+    what = experiment("rank")
+    asked, found = ask(what, "smoke", {}, cache=tmp_path), []
+    for engine in ("local", "ray"):
+        path = tmp_path / f"{engine}.sqlite"
+        plan = Plan(path, workers=1, engine=engine)
+        assert run_sweep(what, asked.configs, plan) == counted(finished=len(asked.configs))
+        with Store(path) as store:
+            found.append({run.hash: dict(run.results) for run in store.runs("rank")})
+    assert found[0] == found[1]
+
+
 def test_without_joblib_one_process_still_works(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "joblib", None)
     made = made_of(lambda given: {}, monkeypatch)

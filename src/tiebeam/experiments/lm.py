@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,21 +17,22 @@ from tiebeam.experiments.training import Groups, TrainSettings, train
 from tiebeam.zoo.torch.minigpt import MiniGPT, MiniGPTConfig
 
 
-def build(work: Work, *, scheme: str | None = None) -> MiniGPT:
-    """The model that a run's config describes: "scheme", "width", "layers", "block" and "seed"."""
+def build(work: Work, **changes: Any) -> MiniGPT:
+    """The model that a run's config describes: "scheme", "width", "layers", "block" and "seed".
+
+    Args:
+        work: The run.
+        changes: To the scheme's `MiniGPTConfig`.
+    """
     config = work.config
-    tokens = text_of(work)
-    generator = torch.Generator().manual_seed(config["seed"])
-    model = MiniGPT(
-        MiniGPTConfig.from_scheme(
-            scheme or config["scheme"],
-            vocab=tokens.vocab,
-            width=config["width"],
-            layers=config["layers"],
-            block_size=config["block"],
-        ),
-        generator=generator,
+    made = MiniGPTConfig.from_scheme(
+        config["scheme"],
+        vocab=text_of(work).vocab,
+        width=config["width"],
+        layers=config["layers"],
+        block_size=config["block"],
     )
+    model = MiniGPT(replace(made, **changes), generator=torch.Generator().manual_seed(config["seed"]))
     return model.to(work.device)
 
 
@@ -56,19 +58,19 @@ def training_of(config: Mapping[str, Any]) -> TrainSettings:
     )
 
 
-def matched_groups(model: MiniGPT, rate: float, *, ratio: float | None = None, base_width: int | None = None) -> Groups:
+def matched_groups(model: MiniGPT, rate: float, *, ratio: float | None = None, **at: Any) -> Groups:
     """Groups in which each table has the rate, and the eps, that its scale asks for.
 
     Args:
         model: Its report says which parameters are tables.
         rate: Of the body.
         ratio: Of the table's rate to it; None is the report's own, which counts the norm's epsilon too.
-        base_width: Width at which `rate` was found.
+        at: `base_width` and `base_readout_factor`, where `rate` was found at another width.
     """
     ids = torch.arange(min(8, model.config.vocab), device=next(model.parameters()).device)[None]
     report = tiebeam.inspect(model, ids)
     ratios = None if ratio is None else {table.name: ratio for table in report.tables}
-    return tiebeam.torch.param_groups(model, report, lr=rate, ratios=ratios, base_width=base_width)
+    return tiebeam.torch.param_groups(model, report, lr=rate, ratios=ratios, **at)
 
 
 def train_run(

@@ -5,15 +5,28 @@ from tiebeam.experiments.catalog import (
     alignment,
     dropped_path,
     init_stats,
+    lr_transfer,
     rank,
     repeat_bias,
+    role_mixing,
     savings,
     schemes,
     std_grid,
 )
 from tiebeam.experiments.spec import Experiment
 
-_MODULES = (init_stats, schemes, savings, dropped_path, alignment, repeat_bias, std_grid, rank)
+_MODULES = (
+    init_stats,
+    schemes,
+    lr_transfer,
+    role_mixing,
+    savings,
+    dropped_path,
+    alignment,
+    repeat_bias,
+    std_grid,
+    rank,
+)
 EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in _MODULES}
 
 

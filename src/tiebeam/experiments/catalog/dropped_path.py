@@ -16,7 +16,8 @@ VARIANTS = {"both paths": ("kept", "kept"), "readout alone": ("dropped", "kept")
 SEED_WRONG = {"both paths": 0, "readout alone": 8, "lookup alone": 64}
 SEED_LOSS = {"both paths": 1.61, "readout alone": 1.84}
 
-_COMMON: dict[str, Any] = {"vocab": 64, "width": 24, "hidden": 36, "batch": 256, "rate": 0.01}
+_TASK: dict[str, Any] = {"vocab": 64, "places": 16, "sharpness": 2.5}
+_COMMON: dict[str, Any] = {**_TASK, "width": 24, "hidden": 36, "batch": 256, "rate": 0.01}
 PROFILES: dict[str, dict[str, Any]] = {
     "paper": {**_COMMON, "steps": 600, "seeds": list(range(5))},
     "laptop": {**_COMMON, "steps": 600, "seeds": list(range(3))},
@@ -39,7 +40,7 @@ def work(given: Work) -> Mapping[str, float]:
     from tiebeam.zoo.numpy.tied import TiedModel, numeric_gradients, wrong_rows
 
     config = given.config
-    chain = Chain.drawn("aligned", vocab=config["vocab"], seed=config["seed"])
+    chain = Chain.drawn("aligned", seed=config["seed"], **{name: config[name] for name in _TASK})
     model = TiedModel.random(config["vocab"], config["width"], hidden=config["hidden"], seed=config["seed"])
     lookup, readout = VARIANTS[config["variant"]]
     rng = np.random.default_rng(config["seed"])

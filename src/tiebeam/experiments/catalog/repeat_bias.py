@@ -14,7 +14,8 @@ SEED_FIRST = {"tied, res = 1": 1.7, "untied": 31.4, "tied, res = 0": 35.0}
 SEED_LAST = {"tied, res = 1": 20.3, "untied": 31.9}
 """Seed 3: mean rank of 64, at the start and after 600 steps; chance is 32.5."""
 
-_COMMON: dict[str, Any] = {"vocab": 64, "width": 24, "hidden": 36, "batch": 256, "rate": 0.01}
+_TASK: dict[str, Any] = {"vocab": 64, "places": 16, "sharpness": 2.5}
+_COMMON: dict[str, Any] = {**_TASK, "width": 24, "hidden": 36, "batch": 256, "rate": 0.01}
 PROFILES: dict[str, dict[str, Any]] = {
     "paper": {**_COMMON, "steps": 600, "seeds": list(range(5))},
     "laptop": {**_COMMON, "steps": 600, "seeds": list(range(5))},
@@ -38,7 +39,7 @@ def work(given: Work) -> Mapping[str, float]:
 
     config, recorder = given.config, given.recorder
     tie, res = VARIANTS[config["variant"]]
-    chain = Chain.drawn("aligned", vocab=config["vocab"], seed=config["seed"])
+    chain = Chain.drawn("aligned", seed=config["seed"], **{name: config[name] for name in _TASK})
     model = TiedModel.random(
         config["vocab"], config["width"], hidden=config["hidden"], tie=tie, res=res, seed=config["seed"]
     )

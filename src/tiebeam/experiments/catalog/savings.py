@@ -25,7 +25,7 @@ SHAPES: tuple[dict[str, Any], ...] = (
         "width": 4096,
         "layers": 6,
         "block": 0,
-        "body": 12 * 6 * 4096**2,
+        "body": 20_000_000 * 64,
     },
 )
 SEED_UNTIED = {"TinyLM of seed 1": 132_160, "GPT-2 small": 163_037_184, "Llama 3 8B": 8_030_261_248}

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tiebeam.experiments.sizes import LAPTOP, PAPER, SMOKE, TRAINED
 from tiebeam.experiments.spec import Experiment, Settings, Work
 from tiebeam.experiments.tables import Figure, Line, Spread, Table, grouped
 from tiebeam.zoo.schemes import SCHEMES
@@ -25,64 +26,25 @@ SEED_LOSS = {
 SEED_WIDTHS = (128, 512)
 SEED_RATIO = "0.6 at 0, 0.01 to 0.5 at 100"
 
-_COMMON: dict[str, Any] = {
-    "schemes": list(SCHEMES),
-    "unclipped": ["C", "D", "D'"],
-    "layers": 4,
-    "block": 128,
-    "batch": 32,
-    "warmup": 50,
-    "validation": 64,
-    "data": "stdlib",
-    "vocab": None,
-}
+_COMMON: dict[str, Any] = {"schemes": list(SCHEMES), "unclipped": ["C", "D", "D'"], "seeds": [0, 1]}
 PROFILES: dict[str, dict[str, Any]] = {
-    "paper": {
-        **_COMMON,
-        "widths": [128, 512],
-        "rates": [3e-4, 1e-3, 3e-3, 1e-2],
-        "fast": [3e-2],
-        "steps": 800,
-        "seeds": [0, 1],
-        "data": "wikitext-2",
-    },
-    "laptop": {
-        **_COMMON,
-        "widths": [64, 256],
-        "rates": [2e-3, 8e-3],
-        "fast": [3.2e-2],
-        "steps": 160,
-        "seeds": [0, 1],
-        "layers": 2,
-        "block": 64,
-        "batch": 8,
-        "warmup": 16,
-        "validation": 32,
-        "vocab": 2048,
-    },
+    "paper": {**PAPER, **_COMMON, "widths": [128, 512], "rates": [3e-4, 1e-3, 3e-3, 1e-2], "fast": [3e-2]},
+    "laptop": {**LAPTOP, **_COMMON, "widths": [64, 256], "rates": [2e-3, 8e-3], "fast": [3.2e-2]},
     "smoke": {
-        **_COMMON,
+        **SMOKE,
         "schemes": ["A", "C", "D'"],
         "unclipped": ["C", "D'"],
+        "seeds": [0],
         "widths": [64],
         "rates": [4e-3],
         "fast": [8e-3],
-        "steps": 12,
-        "seeds": [0],
-        "layers": 1,
-        "block": 32,
-        "batch": 4,
-        "warmup": 4,
-        "validation": 8,
-        "vocab": 512,
     },
 }
 
 
 def runs(settings: Settings) -> list[dict[str, Any]]:
     """The sweep of rates with clipping, A and D at faster ones too; then the middle rate without clipping."""
-    names = ("layers", "block", "batch", "warmup", "validation", "steps")
-    fixed = {**{name: settings[name] for name in names}, "precision": "auto"}
+    fixed = {**{name: settings[name] for name in TRAINED}, "precision": "auto"}
     rates = settings["rates"]
     made: list[tuple[int, str, float, float | None]] = []
     for width, scheme in itertools.product(settings["widths"], settings["schemes"]):
