@@ -15,19 +15,46 @@ from typing import TYPE_CHECKING
 from tiebeam import reports as reports
 
 if TYPE_CHECKING:
-    from tiebeam.api import Watch, check_gradients, initialize, initialize_params, inspect, inspect_optimizer, measure
+    from tiebeam import checkpoints as checkpoints
+    from tiebeam.api import (
+        Watch,
+        advise,
+        check_gradients,
+        guard,
+        initialize,
+        initialize_params,
+        inspect,
+        inspect_optimizer,
+        load,
+        measure,
+        resize,
+        resize_params,
+        retie,
+        save,
+        sensitivity,
+        tie,
+        ties,
+        untie,
+    )
+    from tiebeam.core.advice import Advice
+    from tiebeam.core.checkpoint import CheckpointReport
     from tiebeam.core.facts import Lookup, Readout, Table
     from tiebeam.core.gradient_check import GradientCheck
     from tiebeam.core.measurement import Measurement
+    from tiebeam.core.operations.change import Change
     from tiebeam.core.report import Finding, Report
+    from tiebeam.core.sensitivity import Sensitivity
     from tiebeam.errors import (
         BackendError,
+        CheckpointError,
         InputError,
         RangeError,
         ShapeError,
         StoreError,
         TargetError,
         TiebeamError,
+        TieBroken,
+        TieError,
         TraceError,
         UnhealthyTie,
     )
@@ -35,7 +62,11 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Advice",
     "BackendError",
+    "Change",
+    "CheckpointError",
+    "CheckpointReport",
     "Finding",
     "GradientCheck",
     "InputError",
@@ -44,46 +75,76 @@ __all__ = [
     "RangeError",
     "Readout",
     "Report",
+    "Sensitivity",
     "ShapeError",
     "StoreError",
     "Table",
     "TargetError",
+    "TieBroken",
+    "TieError",
     "TiebeamError",
     "TraceError",
     "UnhealthyTie",
     "Watch",
+    "advise",
     "check_gradients",
+    "guard",
     "initialize",
     "initialize_params",
     "inspect",
     "inspect_optimizer",
+    "load",
     "measure",
+    "resize",
+    "resize_params",
+    "retie",
+    "save",
+    "sensitivity",
+    "tie",
+    "ties",
+    "untie",
 ]
 
 _HOMES = {
     "tiebeam.api": (
         "Watch",
+        "advise",
         "check_gradients",
+        "guard",
         "initialize",
         "initialize_params",
         "inspect",
         "inspect_optimizer",
+        "load",
         "measure",
+        "resize",
+        "resize_params",
+        "retie",
+        "save",
+        "sensitivity",
+        "tie",
+        "ties",
+        "untie",
     ),
+    "tiebeam.core.advice": ("Advice",),
+    "tiebeam.core.checkpoint": ("CheckpointReport",),
     "tiebeam.core.facts": ("Lookup", "Readout", "Table"),
     "tiebeam.core.gradient_check": ("GradientCheck",),
     "tiebeam.core.measurement": ("Measurement",),
+    "tiebeam.core.operations.change": ("Change",),
     "tiebeam.core.report": ("Finding", "Report"),
+    "tiebeam.core.sensitivity": ("Sensitivity",),
 }
 # One module for each framework that someone builds in; they import it.
 _FRAMEWORKS = ("equinox", "jax", "keras", "linen", "nnx", "torch")
+_PARTS = ("checkpoints",)
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
         value: object = _version()
-    elif name in _FRAMEWORKS:
+    elif name in _FRAMEWORKS + _PARTS:
         value = import_module(f"tiebeam.{name}")
     elif name in __all__:
         value = getattr(import_module(_HOME.get(name, "tiebeam.errors")), name)

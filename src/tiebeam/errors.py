@@ -33,6 +33,10 @@ class BackendError(TiebeamError, TypeError):
     """The object is no model of a framework that tiebeam knows, or the framework is missing."""
 
 
+class CheckpointError(TiebeamError, ValueError):
+    """A file is not what it says it is, is damaged, or asks for more than it holds."""
+
+
 class InputError(TiebeamError, ValueError):
     """The model refused the inputs, or inputs could not be made."""
 
@@ -43,6 +47,10 @@ class ShapeError(TiebeamError, ValueError):
 
 class TraceError(TiebeamError, RuntimeError):
     """The forward pass cannot be followed (an operation has no meta kernel, for one)."""
+
+
+class GradientError(TiebeamError, RuntimeError):
+    """A derivative that does not exist here was asked for."""
 
 
 class RangeError(TiebeamError, ValueError):
@@ -59,3 +67,11 @@ class StoreError(TiebeamError, RuntimeError):
 
 class UnhealthyTie(TiebeamError, AssertionError):
     """`Report.assert_healthy` found an error or a warning."""
+
+
+class TieError(TiebeamError, ValueError):
+    """A table cannot be tied, parted, resized, saved or loaded as asked; nothing was changed."""
+
+
+class TieBroken(TiebeamError, AssertionError):
+    """A guarded tie is gone."""

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tiebeam.cli.target import Target, near
+from tiebeam.checkpoints.near import near
+from tiebeam.cli.target import Target
 from tiebeam.cli.targets import resolve
 from tiebeam.errors import TargetError
 

@@ -253,17 +253,24 @@ def test_the_librarys_verbosity_is_as_before() -> None:
 def test_a_config_of_too_many_layers_is_refused_before_they_are_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tiebeam.cli.building.MOST_MODULES", 200)
-    place = folder(tmp_path, {**GPT2_FILE, "n_layer": 10**6})
+    monkeypatch.setattr("tiebeam.checkpoints.meta.MOST_MODULES", 200)
+    place = folder(tmp_path, {**GPT2_FILE, "n_layer": 10**5})
     for meta in (True, False):
         with pytest.raises(TargetError, match=r"more modules than tiebeam builds\n  got: more than 200"):
             resolve(str(place), meta=meta)
     tiny("GPT2LMHeadModel").save_pretrained(tmp_path)
-    folder(tmp_path, {**GPT2_FILE, "n_layer": 10**6})
+    folder(tmp_path, {**GPT2_FILE, "n_layer": 10**5})
     with pytest.raises(TargetError, match="more modules than tiebeam builds"):
         resolve(str(tmp_path))
     folder(tmp_path, GPT2_FILE)
     assert resolve(str(tmp_path)).weights == "file"  # nothing is counted from one build to the next
+
+
+@pytest.mark.parametrize("field", ["n_layer", "num_labels", "n_head"])
+def test_a_config_whose_class_would_make_endless_lists_is_refused_before_it_is_made(tmp_path: Path, field: str) -> None:
+    place = folder(tmp_path, {**GPT2_FILE, field: 10**9})
+    with pytest.raises(TargetError, match=rf"more parts than any model has\n  got: {field} 1,000,000,000"):
+        resolve(str(place), meta=True)
 
 
 @pytest.mark.parametrize("file", ["../other/model.safetensors", "/etc/passwd", "a/../../x.safetensors"])

@@ -6,6 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from tests.checkpoints.checkpoint_findings_examples import FIRES as CHECKPOINTS
 from tests.core import findings_examples
 from tests.core.test_declared_findings import FIRES as DECLARED
 from tests.core.test_declared_findings import found
@@ -82,7 +83,8 @@ def test_the_catalogue_names_the_highest_severity(sources):
 
 
 def test_every_code_of_the_catalogue_fires_in_a_test():
-    assert set(findings_examples.FIRES) | set(DECLARED) | set(OPTIMIZERS) | set(ELSEWHERE) == CODES
+    told = set(findings_examples.FIRES) | set(DECLARED) | set(OPTIMIZERS) | set(CHECKPOINTS)
+    assert told | set(ELSEWHERE) == CODES
 
 
 def test_rules_of_core_and_of_declarations_all_fire_here_and_are_kept_silent_here(sources):
@@ -91,6 +93,7 @@ def test_rules_of_core_and_of_declarations_all_fire_here_and_are_kept_silent_her
     assert set(findings_examples.FIRES) == set(findings_examples.SILENT) == core
     assert set(OPTIMIZERS) == set(OPTIMIZERS_SILENT) == optimizers
     assert set(DECLARED) == {c for c, _ in sources["checkpoints/declared_findings.py"]}
+    assert set(CHECKPOINTS) == {c for c, _ in sources["checkpoints/findings.py"]}
 
 
 def test_the_rules_tested_elsewhere_are_where_they_are_said_to_be(sources):

@@ -14,7 +14,7 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 
 import pytest
-from tests.processes.table import EXAMPLES, TORCH
+from tests.processes.table import COMPILING, EXAMPLES, TORCH
 
 import tiebeam
 from tiebeam.core.findings.catalog import CODES
@@ -88,7 +88,11 @@ def run_apart(page: Path) -> str:
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, "KERAS_BACKEND": "jax"},  # not TensorFlow, which a page's PyTorch does not get on with
+            env={
+                **os.environ,
+                **COMPILING,
+                "KERAS_BACKEND": "jax",
+            },  # not TensorFlow, which a page's PyTorch does not get on with
         )
         assert done.returncode == 0, done.stderr
         return written.read_text("utf-8")

@@ -62,7 +62,9 @@ def test_a_module_for_a_framework_is_there_without_an_import_of_its_own() -> Non
     assert_loads_none_of(FRAMEWORKS, "import tiebeam, inspect; inspect.getmembers(tiebeam)")
 
 
-@pytest.mark.parametrize("args", [["--help"], ["inspect", "--help"], ["init", "--help"], ["demo", "--help"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], *([name, "--help"] for name in ("inspect", "init", "advise", "checkpoint", "demo"))]
+)
 def test_asking_the_command_line_for_help_loads_no_framework(args: list[str]) -> None:
     assert_loads_none_of(FRAMEWORKS, HELP.format(args=args))
 

@@ -249,6 +249,9 @@ def test_where_float64_is_refused_float32_is_taken_and_said() -> None:
         ({"model": Tied(plain).requires_grad_(False)}, "gets no gradient"),
         ({"batch": torch.zeros(0, 3).long()}, "empty"),
         ({"batch": torch.full((1, 3), VOCAB)}, "does not run"),
+        ({"batch": torch.zeros(2, 1).long()}, "no targets"),
+        ({"batch": (batch(), torch.full((2, 6), -100))}, "no targets"),
+        ({"loss": lambda out, ids: out.sum() * float("nan")}, "loss is not finite"),
     ],
 )
 def test_what_cannot_be_checked_is_refused(given: Mapping[str, Any], word: str) -> None:

@@ -1,5 +1,6 @@
 """Each role's gradient, against the same model with a parameter for each role."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,3 +157,28 @@ def test_two_parameters_on_one_storage_are_one_table() -> None:
     assert set(table.roles) == {"lookup", "readout"}
     assert table.unaccounted == 0.0
     assert found.role_cosine is not None
+
+
+def test_a_gradient_whose_squares_vanish_is_no_dead_role() -> None:
+    """Entries of 1e-25, as a loss that is all but zero sends them: their squares are 0 in float32."""
+    small = tiebeam.measure(Tied(plain), batch(), loss=lambda out, ids: 1e-25 * next_token_loss(out, ids))
+    usual = tiebeam.measure(Tied(plain), batch())
+    for role in ("lookup", "readout"):
+        assert small.roles[role].rows == usual.roles[role].rows
+        assert small.roles[role].grad_norm == pytest.approx(1e-25 * usual.roles[role].grad_norm, rel=1e-3)
+    assert small.role_cosine == pytest.approx(usual.role_cosine, abs=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_an_offloaded_model_is_measured_by_what_its_hooks_fetch(where: str, tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    ids, model, here = batch(), Tied(plain), torch.device("cpu")
+    if where == "memory":
+        accelerate.cpu_offload(model, execution_device=here)
+    else:
+        accelerate.disk_offload(model, str(tmp_path), execution_device=here)
+    found = tiebeam.measure(model, ids, grad=True)
+    for role, want in zip(("lookup", "readout"), by_hand(plain, ids), strict=True):
+        torch.testing.assert_close(found.roles[role].grad, want, rtol=1e-6, atol=1e-7)
+    assert model.table.is_meta

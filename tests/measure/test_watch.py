@@ -1,8 +1,11 @@
 """Watching a loop: what is written down, and what is warned of, once."""
 
 import json
+import sys
+import types
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +25,7 @@ def test_records_go_to_memory_to_a_callable_and_to_json_lines(tmp_path: Path) ->
     lines = [json.loads(line) for line in (tmp_path / "watch.jsonl").read_text().splitlines()]
     assert lines == seen
     assert [r["step"] for r in seen] == [0, 5, 10]
-    assert {"initial_loss", "role_ratio", "own_rank", "lookup_grad_norm", "readout_rows"} <= set(seen[0])
+    assert {"loss", "role_ratio", "own_rank", "lookup_grad_norm", "readout_rows"} <= set(seen[0])
     assert [found for _, found in watch.history] == [r for r in returned if r is not None]
 
 
@@ -70,6 +73,7 @@ class OwnFirst(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        torch.manual_seed(0)
         self.embed = nn.Embedding(VOCAB, 64)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -136,6 +140,85 @@ def test_a_trainer_calls_it(tmp_path: Path) -> None:
         Trainer(model, args, train_dataset=rows, callbacks=[callback]).train()
     assert [step for step, _ in watch.history] == [0, 2, 4]
     assert all(isinstance(found, Measurement) and found.role_ratio for _, found in watch.history)
+
+
+def lightning_module(model: nn.Module) -> Any:
+    import lightning.pytorch as pl
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: Any, _: int) -> Tensor:
+            [ids] = batch
+            return next_token_loss(self.model(ids), ids)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+    return Module()
+
+
+def lightning_run(model: nn.Module, callbacks: list[Any], folder: Path, steps: int = 5, **told: Any) -> None:
+    import lightning.pytorch as pl
+
+    rows = torch.cat([batch(seed=seed) for seed in range(6)])
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows), batch_size=2)
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = pl.Trainer(
+        max_steps=steps, accelerator="cpu", callbacks=callbacks, default_root_dir=folder, **quiet, **told
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(lightning_module(model), loader)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [{}, {"accumulate_grad_batches": 3}, {"precision": "bf16-mixed"}], ids=str)
+@pytest.mark.parametrize("fixed", [True, False], ids=["one batch", "its batches"])
+def test_lightning_calls_it_and_trains_as_without(told: dict[str, Any], fixed: bool, tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    models, records = [Tied(plain), Tied(plain)], []
+    watch = tiebeam.Watch(models[0], every=2, log=records.append)
+    lightning_run(models[0], [watch.lightning_callback(batch() if fixed else None)], tmp_path, **told)
+    lightning_run(models[1], [], tmp_path, **told)
+    assert [step for step, _ in watch.history] == [r["step"] for r in records] == [0, 2, 4]
+    assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
+    first = batch() if fixed else batch(seed=0)
+    with torch.autocast("cpu", torch.bfloat16, enabled="precision" in told):
+        assert watch.history[0][1].initial_loss == tiebeam.measure(Tied(plain), first).initial_loss
+
+
+@pytest.mark.slow
+def test_the_end_of_a_lightning_run_is_measured_and_other_processes_are_silent(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    watch = tiebeam.Watch(model := Tied(plain), every=2, path=tmp_path / "watch.jsonl")
+    lightning_run(model, [watch.lightning_callback()], tmp_path, steps=4)
+    assert [step for step, _ in watch.history] == [0, 2, 4]
+    callback = watch.lightning_callback(batch())
+    callback.on_train_start(types.SimpleNamespace(is_global_zero=False), None)
+    with torch.no_grad():
+        model.table.fill_(float("inf"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        watch(6, batch())
+    assert len((tmp_path / "watch.jsonl").read_text().splitlines()) == 3
+
+
+def test_without_lightning_its_callback_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tiebeam.api import callbacks
+
+    monkeypatch.setattr(callbacks, "find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "lightning.pytorch", raising=False)
+    monkeypatch.delitem(sys.modules, "pytorch_lightning", raising=False)
+    with pytest.raises(BackendError, match=r"(?s)needs Lightning.*pip install lightning"):
+        tiebeam.Watch(Tied(plain)).lightning_callback(batch())
 
 
 def test_what_cannot_be_watched_is_refused_at_once() -> None:

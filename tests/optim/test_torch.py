@@ -267,6 +267,36 @@ def test_a_report_of_another_model_is_refused() -> None:
         param_groups(nn.Linear(3, 3), exact_report("D"), lr=1.0)
 
 
+class Wider(Pair):
+    """The names of `Pair`, with another table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(400, 8), nn.Linear(8, 400, bias=False)
+
+
+def test_a_report_of_another_model_with_the_same_names_is_refused() -> None:
+    report = tiebeam.inspect(Pair(), ids())
+    with pytest.raises(tiebeam.InputError, match=r"(?s)report is of another model.*vocab 300 and width 8, as Pair had"):
+        param_groups(Wider(), report, lr=1.0)
+    with pytest.raises(tiebeam.InputError, match="another model"):
+        split_for_muon(Wider(), report, lr=1.0, muon_lr=1.0)
+    assert_partition(other := Pair(), param_groups(other, report, lr=1.0))  # another instance of it
+
+
+@pytest.mark.parametrize("report", [None, "report", {}])
+def test_what_is_no_report_is_refused(report: Any) -> None:
+    model = Pair()
+    for call in (
+        lambda: param_groups(model, report, lr=1.0),
+        lambda: split_for_muon(model, report, lr=1.0, muon_lr=1.0),
+        lambda: tiebeam.inspect_optimizer(optim.SGD(model.parameters(), lr=1.0), model, report),
+        lambda: tiebeam.torch.mix_roles(model, report, lookup=2.0),
+    ):
+        with pytest.raises(tiebeam.InputError, match=r"(?s)a report on the model is needed.*tiebeam.inspect"):
+            call()
+
+
 def test_wrappers_around_the_model_of_the_report_are_seen_through() -> None:
     model = gpt("D")
     wrapped = nn.Sequential(nn.Sequential(model))

@@ -1,5 +1,7 @@
 """`initialize` on PyTorch models: what is written, what is left, what a failure leaves."""
 
+import types
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -108,10 +110,25 @@ def test_of_two_overlapping_parameters_the_whole_one_is_drawn() -> None:
     assert model.head.weight[300:].std().item() == pytest.approx(0.125, rel=0.1)
 
 
-def test_a_copy_that_was_meant_to_be_a_tie_stays_a_finding() -> None:
+def test_a_copy_that_was_meant_to_be_a_tie_is_tied_first() -> None:
+    """Drawn as it is it would be two tables that have nothing in common."""
     model = Model()
     model.head.weight = nn.Parameter(model.embed.weight.detach().clone())
-    assert "copy-not-tie" in {f.code for f in tiebeam.initialize(model, IDS).findings}
+    before = model.embed.weight.detach().clone()
+    with pytest.raises(tiebeam.TieError, match=r"tiebeam\.tie\(model, inputs\)"):
+        tiebeam.initialize(model, IDS)
+    assert torch.equal(model.embed.weight, before)
+    tiebeam.tie(model, IDS)
+    assert [t.state for t in tiebeam.initialize(model, IDS).tables] == ["tied"]
+
+
+def test_two_equal_tables_that_the_config_calls_two_are_drawn_as_two() -> None:
+    model = Model()
+    model.config = types.SimpleNamespace(tie_word_embeddings=True, vocab_size=300)
+    model.head.weight = model.embed.weight
+    tiebeam.untie(model, IDS)
+    report = tiebeam.initialize(model, IDS)
+    assert {t.state for t in report.tables} == {"untied"}
 
 
 def test_an_offloaded_model_is_refused() -> None:

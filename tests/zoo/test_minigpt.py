@@ -345,7 +345,11 @@ def test_draws_follow_the_probabilities():
         (lambda m: m.loss(random_ids(1, 10)), RangeError, r"\(1, 9\)"),
         (lambda m: m.loss(random_ids(2, 1)), InputError, "no next token"),
         (lambda m: m.loss(random_ids(2, 4), random_ids(2, 3)), ShapeError, r"\(2, 3\)"),
-        (lambda m: m.loss(random_ids(1, 2), torch.tensor([[-100, 31]])), InputError, "targets lie outside"),
+        (
+            lambda m: m.loss(random_ids(1, 2), torch.tensor([[-100, 31]])),
+            InputError,
+            r"targets .*\n.*31 at index \(0, 1\)",
+        ),
         (lambda m: m.generate(random_ids(1, 0), 3), InputError, "prefix is empty"),
         (lambda m: m.generate(torch.tensor([[40]]), 3), InputError, "prefix lie outside"),
         (lambda m: m.generate(random_ids(1, 2), -1), RangeError, "max_new_tokens"),

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from tiebeam.api.inspection import report_of, silent
+from tiebeam.api.inspection import report_of, silent, untied_on_purpose
 from tiebeam.api.look import Look, look
 from tiebeam.backends import entry_of
-from tiebeam.backends.protocol import Functional
+from tiebeam.backends.protocol import Functional, Operable
 from tiebeam.core.facts import Table
 from tiebeam.core.findings import in_order
 from tiebeam.core.init import (
@@ -26,7 +26,7 @@ from tiebeam.core.init import (
 )
 from tiebeam.core.ranges import check_fits, fits
 from tiebeam.core.report import Finding, Report, TableInit
-from tiebeam.errors import InputError, RangeError, TraceError
+from tiebeam.errors import InputError, RangeError, TieError, TraceError
 
 
 def initialize(
@@ -54,6 +54,8 @@ def initialize(
         RangeError: A bad mode, seed or `only`; "analytic" where the structure does not tell the std; or a std that
             the table's dtype cannot hold.
         InputError: The model refuses the inputs, or a table cannot be written (integers, quantised).
+        TieError: Lookup and readout are copies of one another; `tie` them first. Where the config says that they are
+            two tables, two are drawn.
 
     Whatever is raised, an interrupt too, the model is as it was. Rounds of measuring that do not settle leave the std
     whose logits came nearest to a std of 1, and the finding `not-settled`.
@@ -153,6 +155,7 @@ def _initialized(seen: Look, mode: Mode, seed: int) -> Report:
         )
     unseen = _unseen(seen)
     plans = plan_init(seen.tables, mode, meta=meta, unseen=unseen)
+    _check_no_copies(seen, plans)
     if meta:
         report = report_of(seen)
         return replace(
@@ -165,6 +168,27 @@ def _initialized(seen: Look, mode: Mode, seed: int) -> Report:
         seen.model.check_writable(seen.traced, _leaf(seen, plan))
     report = _write(seen, plans, seed) if plans else _unwritten(seen)
     return replace(report, findings=in_order([*report.findings, *_left_alone(seen, unseen)]))
+
+
+def _check_no_copies(seen: Look, plans: Sequence[TablePlan]) -> None:
+    """Raise where two tables of equal values, which were meant to be one, would come out as two unequal ones.
+
+    Raises:
+        TieError: So they would; a config that says that they are two lets them.
+    """
+    if untied_on_purpose(seen.declared):
+        return
+    for table in (p.table for p in plans):
+        if table.state == "copy" and not table.constant:  # memory that nobody wrote is equal anywhere
+            able = isinstance(seen.model, Operable)
+            raise TieError(
+                f"{table.name!r} and {table.partner!r} hold equal values in separate memory",
+                got="a copy, which a draw would turn into two tables that have nothing in common",
+                expected="one table, or two whose values differ",
+                hint="tie them first: tiebeam.tie(model, inputs)"
+                if able
+                else "let both roles read one parameter first",
+            )
 
 
 def _unwritten(seen: Look) -> Report:

@@ -5,6 +5,7 @@ from typing import Any
 from tiebeam.api.look import Look, UnloadedError, look
 from tiebeam.api.versions import versions
 from tiebeam.backends import resolve
+from tiebeam.checkpoints.declared import Declared
 from tiebeam.checkpoints.declared_findings import declared_findings
 from tiebeam.core.findings import Context, findings_of, in_order
 from tiebeam.core.gathered import gathered_leaves
@@ -91,7 +92,7 @@ def _findings(seen: Look) -> tuple[Finding, ...]:
     context = Context(
         tables=seen.tables,
         fixes=seen.model.fixes(),
-        untied_on_purpose=declared is not None and declared.flag_present and declared.tied is False,
+        untied_on_purpose=untied_on_purpose(declared),
         trainable_elsewhere=seen.model.trainable_elsewhere(names),
         body_dtype=seen.model.body_dtype(names),
         devices=seen.model.devices(),
@@ -102,6 +103,11 @@ def _findings(seen: Look) -> tuple[Finding, ...]:
     if isinstance(left, Finding):
         found.append(left)
     return in_order(found)
+
+
+def untied_on_purpose(declared: Declared | None) -> bool:
+    """Whether a config says that lookup and readout are two tables."""
+    return declared is not None and dict(declared.scopes).get(declared.flag_path) is False
 
 
 def _shared(seen: Look) -> list[tuple[str, ...]]:

@@ -12,7 +12,7 @@ from tiebeam.backends import resolve
 from tiebeam.backends.protocol import Differentiable, Model, Movable, RefusedError
 from tiebeam.core.gradient_check import GradientCheck, check
 from tiebeam.core.measurement import Measurement, assemble
-from tiebeam.core.passes import Request
+from tiebeam.core.passes import OwnLoss, Request
 from tiebeam.core.records import barriers
 from tiebeam.core.tables import build_tables
 from tiebeam.errors import BackendError, InputError
@@ -38,7 +38,7 @@ def measure(
     gradients are those of the loss itself, of this batch alone.
 
     Args:
-        model: A PyTorch `nn.Module` with values.
+        model: A PyTorch `nn.Module` with values; in JAX a linen, nnx or Equinox module, or a function of params.
         batch: What the model takes, as `inspect` takes it. `labels` in a dict, or one argument more than forward has,
             are the right tokens where the model does not take them; a position of -100 does not count. Labels that
             repeat the ids are moved by one.
@@ -49,8 +49,8 @@ def measure(
         spectrum: Decompose the tables' (width, width) Gram matrices, for `tables[0].spectrum`.
         since: Copies of tables at an earlier time, by name, as they lie in memory; `tables[0].drift` says where they
             went: along the readout's descent, or the lookup's.
-        optimizer: The one that trains the model: rows whose state is zero throughout got no gradient so far, and
-            `tables[0].silent_rows` counts them.
+        optimizer: The one that trains the model, in JAX its state: rows whose state is zero throughout got no gradient
+            so far, and `tables[0].silent_rows` counts them.
 
     Returns:
         The figures. What cannot be told is None, with the reason in `notes`.
@@ -71,7 +71,7 @@ def measure(
         0.0
     """
     asked = {"keep": grad, "gram": spectrum, "since": since, "optimizer": optimizer}
-    backend, args, kwargs, request = _prepared(Differentiable, model, batch, params, loss, **asked)
+    backend, args, kwargs, request = prepared(Differentiable, model, batch, params, loss, **asked)
     try:
         traced, found, passed = backend.differentiate(args, kwargs, request)
     except RefusedError as refused:
@@ -127,7 +127,7 @@ def check_gradients(
         >>> found.ok, found.lookup, found.readout, found.wrong_rows
         (True, 'kept', 'kept', 0)
     """
-    backend, args, kwargs, request = _prepared(Movable, model, batch, params, loss)
+    backend, args, kwargs, request = prepared(Movable, model, batch, params, loss)
     try:
         table, notes = backend.movable(args, kwargs, request)
     except RefusedError as refused:
@@ -135,7 +135,7 @@ def check_gradients(
     return check(table, rows=rows, seed=seed, tolerance=tolerance, notes=notes)
 
 
-def _prepared(
+def prepared(
     able: type, model: Any, batch: Any, params: Any, loss: Loss | None, **asked: Any
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any], Request]:
     """The backend, the model's arguments, and what is asked of the pass."""
@@ -144,12 +144,12 @@ def _prepared(
         raise BackendError(
             f"models of {backend.framework} cannot be measured yet",
             got=backend.name,
-            expected="a PyTorch model, or a Keras model that runs on PyTorch",
+            expected="a model of PyTorch, JAX or Keras",
         )
     given, labels, mask = _targets_apart(backend, batch)
     args, kwargs = backend.arguments(given)
     _check_filled([*args, *kwargs.values()])
-    own = None if loss is None else lambda output: loss(output, batch)
+    own = None if loss is None else OwnLoss(loss, batch)
     return backend, args, kwargs, Request(own, labels, mask, **asked)
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tiebeam.errors import BackendError, InputError
 
@@ -17,12 +17,15 @@ class Entry(NamedTuple):
         bases: Classes that its models descend from, over the framework's releases; none: any callable beside params.
         home: Backend module; `adapter`: what it makes the backend's view of a model with.
         functional: Its arrays do not change: writing makes a new tree, and params may stand beside the model.
+        holds: Where the arrays of a model in training are: in the model itself, in a new one after each step, or
+            beside it.
     """
 
     bases: tuple[str, ...]
     home: str
     adapter: str
     functional: bool = False
+    holds: Literal["itself", "new", "beside"] = "itself"
 
 
 #: framework module -> kinds of models
@@ -31,15 +34,16 @@ REGISTRY = {
     "keras": (Entry(("keras.src.layers.layer.Layer",), "tiebeam.backends.keras.model", "of_keras"),),
     "torch": (Entry(("torch.nn.modules.module.Module",), "tiebeam.backends.torch.model", "TorchModel"),),
     "jax": (
-        Entry(("flax.linen.module.Module",), "tiebeam.backends.jax.model", "of_linen", True),
+        Entry(("flax.linen.module.Module",), "tiebeam.backends.jax.model", "of_linen", True, "beside"),
         Entry(("flax.nnx.module.Module",), "tiebeam.backends.jax.model", "of_nnx", True),
         Entry(
             ("equinox._module._module.Module", "equinox._module.Module"),
             "tiebeam.backends.jax.model",
             "of_equinox",
             True,
+            "new",
         ),
-        Entry((), "tiebeam.backends.jax.model", "of_function", True),
+        Entry((), "tiebeam.backends.jax.model", "of_function", True, "beside"),
     ),
 }
 

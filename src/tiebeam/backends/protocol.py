@@ -1,13 +1,21 @@
 """What a backend implements: one class over one model."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
 from tiebeam.core.arithmetic import Arithmetic
+from tiebeam.core.facts import Table
 from tiebeam.core.findings import Fixes
 from tiebeam.core.gradient_check import MovableTable
+from tiebeam.core.operations.conflicts import OnConflict
+from tiebeam.core.operations.loading import Loaded
+from tiebeam.core.operations.rows import RowPlan
+from tiebeam.core.operations.transaction import Transaction
 from tiebeam.core.passes import Passed, Request, Wanted
 from tiebeam.core.report import Finding
+from tiebeam.core.sensitivity import QuantisableTable
 from tiebeam.core.statistics import Weights
 from tiebeam.errors import ShapeError
 from tiebeam.ir import Graph, Leaf
@@ -202,6 +210,20 @@ class Differentiable(Protocol):
 
 
 @runtime_checkable
+class Quantisable(Protocol):
+    """A model whose table can be another one in one role alone."""
+
+    def quantisable(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> QuantisableTable:
+        """The tables that the roles read, to be rounded in one role alone.
+
+        Raises:
+            RefusedError: The model's own forward raised.
+            InputError: It returns no logits, or its roles cannot be told apart.
+        """
+        ...
+
+
+@runtime_checkable
 class Movable(Protocol):
     """A model whose table can be moved in one role alone."""
 
@@ -213,5 +235,145 @@ class Movable(Protocol):
         Raises:
             RefusedError: The model's own forward raised.
             InputError: As above; or no table could be moved so.
+        """
+        ...
+
+
+class Guard(Protocol):
+    """Watches ties of one model."""
+
+    @property
+    def ties(self) -> tuple[tuple[str, ...], ...]:
+        """The names that are one parameter."""
+        ...
+
+    def check(self, model: Any = None) -> None:
+        """Raise TieBroken where a tie is gone, in the model or in a copy of it."""
+        ...
+
+    def hook(self, *_: Any) -> None:
+        """`check` for whatever calls hooks."""
+        ...
+
+    def start(self) -> None:
+        """Watch from here on."""
+        ...
+
+    def stop(self) -> None:
+        """Watch no more, and leave the model as it was."""
+        ...
+
+    def __enter__(self) -> "Guard": ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Operator(Protocol):
+    """Writes to one model and to what trains it. Each write tells the transaction how to undo it.
+
+    A method validates everything, then writes.
+    """
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What became of the optimizer's state."""
+        ...
+
+    def names(self) -> tuple[str, ...]:
+        """Every path of every parameter."""
+        ...
+
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """Paths that are one parameter, where it has several."""
+        ...
+
+    def one(self, names: Sequence[str]) -> bool:
+        """Whether these paths are one parameter.
+
+        Raises:
+            TieError: One of them is computed each time.
+            InputError: There is no such path.
+        """
+        ...
+
+    def check_here(self, names: Sequence[str]) -> None:
+        """Raise where one of these parameters was seen with values and holds none now.
+
+        Raises:
+            TieError: A wrapper fetches it for each pass.
+        """
+        ...
+
+    def names_of(self, name: str) -> tuple[str, ...]:
+        """Every path of the parameter at a path."""
+        ...
+
+    def join(self, names: Sequence[str], on_conflict: OnConflict, undo: Transaction) -> tuple[str, ...]:
+        """Make several parameters the first one; notes.
+
+        Raises:
+            TieError, ShapeError, InputError: They cannot be one.
+        """
+        ...
+
+    def part(
+        self,
+        table: Sequence[str],
+        readouts: Sequence[str],
+        lookups: Sequence[str],
+        named: str | None,
+        undo: Transaction,
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Give the readout a parameter of its own; the names of both.
+
+        Raises:
+            TieError: There is no place for it.
+        """
+        ...
+
+    def guard(self, ties: Sequence[Sequence[str]], apart: Sequence[Sequence[str]]) -> "Guard":
+        """What watches that these names stay one parameter, and those stay several; nothing is watched yet."""
+        ...
+
+    def resize(self, tables: Sequence[Table], plan: RowPlan, undo: Transaction) -> tuple[str, ...]:
+        """Give tables, and the biases of their readouts, other rows; the names of the biases.
+
+        Raises:
+            TieError: One of them cannot take them.
+        """
+        ...
+
+    def write(self, file: Path) -> tuple[tuple[str, ...], ...]:
+        """Write every tensor once, as a whole or not at all; the groups of names that were one."""
+        ...
+
+    def load(
+        self, path: Path, declared: Sequence[Sequence[str]], policy: Mapping[str, Any], undo: Transaction
+    ) -> Loaded:
+        """Load a file, tied as the model is or as a policy says.
+
+        Raises:
+            TieError, ShapeError, InputError: It cannot be, or the policy is to refuse.
+        """
+        ...
+
+    def within(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], vocab: int
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Inputs whose token ids a smaller vocabulary has too."""
+        ...
+
+
+@runtime_checkable
+class Operable(Protocol):
+    """A model whose tables can be changed while it lives."""
+
+    def operator(self, optimizer: Any) -> Operator:
+        """What writes to it, and to the optimizer (or several, or None) that trains it.
+
+        Raises:
+            InputError: The optimizer is none, or of another model.
         """
         ...

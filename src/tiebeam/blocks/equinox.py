@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from tiebeam.blocks.jax import fan_in_normal, look_up, read_out, unit_logit_normal
+from tiebeam.blocks.jax import fan_in_normal, look_up, loss_of, read_out, unit_logit_normal
 from tiebeam.blocks.settings import Settings
 
 
@@ -99,3 +99,16 @@ class TiedEmbedding(eqx.Module):  # type: ignore[misc]
             ShapeError: It does not end in `width`.
         """
         return read_out(self.settings, self.weight, hidden, self.project_out, self.bias)
+
+    def loss(self, hidden: Any, targets: Any, **options: Any) -> Any:
+        """Return the mean cross entropy of `attend(hidden)` against `targets`, without holding the logits.
+
+        Args:
+            hidden: (..., width).
+            targets: (...), ids of the tokens that are to be predicted, or -100.
+            options: Of `tiebeam.jax.readout_loss`, but for what the block knows itself.
+
+        Raises:
+            ShapeError: The hidden state does not end in `width`, or the targets do not fit it.
+        """
+        return loss_of(self.settings, self.weight, hidden, targets, self.project_out, self.bias, **options)

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from tiebeam.blocks.readout_loss.jax import readout_loss
 from tiebeam.blocks.settings import Settings, wrong_ids
 from tiebeam.core.moments import target_std_readout
 
@@ -118,3 +119,33 @@ def read_out(
         logits = logits + bias.astype(dtype)
     cap = settings.soft_cap
     return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+
+def loss_of(
+    settings: Settings,
+    table: jax.Array,
+    hidden: Any,
+    targets: Any,
+    project_out: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    dtype: Any = None,
+    **options: Any,
+) -> Any:
+    """Return the cross entropy of `read_out(...)` against targets, (...), without holding the logits.
+
+    Args:
+        settings, table, hidden, project_out, bias, dtype: As of `read_out`.
+        targets: Ids of the tokens that are to be predicted.
+        options: Of `tiebeam.jax.readout_loss`, but for what the block knows itself.
+
+    Raises:
+        ShapeError: The hidden state does not end in `width`.
+    """
+    hidden = jnp.asarray(hidden)
+    settings.check_hidden(hidden.shape)
+    dtype = jnp.result_type(table, hidden) if dtype is None else dtype
+    hidden, table = hidden.astype(dtype), table.astype(dtype)
+    if project_out is not None:
+        hidden = hidden @ project_out.astype(dtype)
+    known: dict[str, Any] = {"factor": settings.readout_factor, "soft_cap": settings.soft_cap, "bias": bias}
+    return readout_loss(hidden, table, targets, **known, **options)

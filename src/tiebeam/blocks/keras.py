@@ -6,6 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from tiebeam.blocks.readout_loss.keras import readout_loss
 from tiebeam.blocks.settings import OWNER, Settings, wrong_ids
 from tiebeam.core.moments import target_std_readout
 from tiebeam.errors import RangeError
@@ -172,6 +173,28 @@ class TiedEmbedding(keras.layers.Layer):  # type: ignore[misc]
             ShapeError: The hidden state does not end in `width`.
         """
         return self._read(inputs) if reverse else self._look(inputs)
+
+    def loss(self, hidden: Any, targets: Any, **options: Any) -> Any:
+        """Return the mean cross entropy of `layer(hidden, reverse=True)` against `targets`, without the logits.
+
+        For a training step of one's own; the layer must have been called or built. `fit` takes the logits.
+
+        Args:
+            hidden: (..., width).
+            targets: (...), ids of the tokens that are to be predicted, or -100.
+            options: Of `tiebeam.keras.readout_loss`, but for what the layer knows itself.
+
+        Raises:
+            ShapeError: The hidden state does not end in `width`, or the targets do not fit it.
+        """
+        s = self.settings
+        s.check_hidden(tuple(hidden.shape))
+        hidden = ops.cast(hidden, self.compute_dtype)
+        if self.project_out is not None:
+            hidden = self._product("...i,ij->...j", hidden, self.project_out)
+        table = ops.cast(self.embeddings, self.compute_dtype)
+        known: dict[str, Any] = {"factor": s.readout_factor, "soft_cap": s.soft_cap, "bias": self.bias}
+        return readout_loss(hidden, table, targets, **known, **options)
 
     def _look(self, ids: Any) -> Any:
         _check_ids(ids)

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from tiebeam.blocks.jax import Initializer, fan_in_normal, look_up, read_out, unit_logit_normal
+from tiebeam.blocks.jax import Initializer, fan_in_normal, look_up, loss_of, read_out, unit_logit_normal
 from tiebeam.blocks.settings import Settings
 
 
@@ -108,3 +108,17 @@ class TiedEmbedding(nn.Module):  # type: ignore[misc]
             ShapeError: It does not end in `width`.
         """
         return read_out(self.settings, self.embedding, hidden, self.project_out, self.bias, self.dtype)
+
+    def loss(self, hidden: Any, targets: Any, **options: Any) -> Any:
+        """Return the mean cross entropy of `attend(hidden)` against `targets`, without holding the logits.
+
+        Args:
+            hidden: (..., width).
+            targets: (...), ids of the tokens that are to be predicted, or -100.
+            options: Of `tiebeam.jax.readout_loss`, but for what the block knows itself.
+
+        Raises:
+            ShapeError: The hidden state does not end in `width`, or the targets do not fit it.
+        """
+        given = self.settings, self.embedding, hidden, targets, self.project_out, self.bias, self.dtype
+        return loss_of(*given, **options)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tiebeam.blocks.jax import Initializer, fan_in_normal, look_up, read_out, unit_logit_normal
+from tiebeam.blocks.jax import Initializer, fan_in_normal, look_up, loss_of, read_out, unit_logit_normal
 from tiebeam.blocks.settings import Settings
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -113,6 +113,20 @@ class TiedEmbedding(nnx.Module):  # type: ignore[misc]
         """
         table, project_out, bias = self.embedding[...], _value(self.project_out), _value(self.bias)
         return read_out(self.settings, table, hidden, project_out, bias, self.dtype)
+
+    def loss(self, hidden: Any, targets: Any, **options: Any) -> Any:
+        """Return the mean cross entropy of `attend(hidden)` against `targets`, without holding the logits.
+
+        Args:
+            hidden: (..., width).
+            targets: (...), ids of the tokens that are to be predicted, or -100.
+            options: Of `tiebeam.jax.readout_loss`, but for what the block knows itself.
+
+        Raises:
+            ShapeError: The hidden state does not end in `width`, or the targets do not fit it.
+        """
+        table, project_out, bias = self.embedding[...], _value(self.project_out), _value(self.bias)
+        return loss_of(self.settings, table, hidden, targets, project_out, bias, self.dtype, **options)
 
 
 def _value(param: Any) -> jax.Array | None:

@@ -1,11 +1,13 @@
 """One parameter read in both roles, as a PyTorch module."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tiebeam.blocks.readout_loss.torch.call import readout_loss
 from tiebeam.blocks.settings import Settings, wrong_ids
 
 ID_DTYPES = (torch.int64, torch.int32)
@@ -110,26 +112,55 @@ class TiedEmbedding(nn.Module):
         if self.bias is not None:
             self.bias.zero_()
 
-    def forward(self, inputs: Tensor, *, reverse: bool = False) -> Tensor:
-        """Look `inputs` up, or read them out with `reverse=True`.
+    def forward(
+        self, inputs: Tensor, *, reverse: bool = False, targets: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        """Look `inputs` up, read them out with `reverse=True`, or with `targets` return the loss of that readout.
 
         Args:
             inputs: Token ids, int64 or int32, of any shape; to be read out, a hidden state, (..., width).
             reverse: Which of the two.
+            targets: See `loss`, as are the `options`.
 
         Returns:
-            (..., width), of the table's dtype; or logits, (..., vocab). Unit: nats.
+            (..., width), of the table's dtype; or logits, (..., vocab); or a loss. Unit of both: nats.
 
         Raises:
             InputError: The ids are no integers.
             ShapeError: The hidden state does not end in `width`.
             IndexError: On a CPU, an id lies outside the table (an accelerator reports it in its own way).
         """
+        if targets is not None:
+            return self._loss(inputs, targets, **options)  # type: ignore[no-any-return]
         return self._read(inputs) if reverse else self._look(inputs)
 
     def readout(self, hidden: Tensor) -> Tensor:
         """Return the logits, (..., vocab), of a hidden state, (..., width): `self(hidden, reverse=True)`."""
         return self(hidden, reverse=True)  # type: ignore[no-any-return]
+
+    def loss(self, hidden: Tensor, targets: Tensor, **options: Any) -> Any:
+        """Return the cross entropy of `readout(hidden)` against `targets`, without holding the logits.
+
+        Args:
+            hidden: (..., width).
+            targets: (...), ids of the tokens that are to be predicted, or -100.
+            options: Of `tiebeam.torch.readout_loss`, but for what the block knows itself: `ignore_index`,
+                `label_smoothing`, `z_loss`, `weight`, `reduction`, `ids`, `returns`, `chunk`.
+
+        Returns:
+            What `readout_loss` does: a scalar, the mean. Unit: nats.
+
+        Raises:
+            ShapeError: The hidden state does not end in `width`, or the targets do not fit it.
+            InputError, RangeError: As `readout_loss`.
+
+        Example:
+            >>> block = TiedEmbedding(vocab=100, width=64)
+            >>> ids = torch.tensor([[10, 25, 31]])
+            >>> block.loss(block(ids[:, :-1]), ids[:, 1:]).shape
+            torch.Size([])
+        """
+        return self(hidden, targets=targets, **options)
 
     def _look(self, ids: Tensor) -> Tensor:
         if ids.dtype not in ID_DTYPES:
@@ -147,6 +178,20 @@ class TiedEmbedding(nn.Module):
         logits = F.linear(_times(hidden, self.settings.readout_factor), self.weight, self.bias)
         cap = self.settings.soft_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def _loss(self, hidden: Tensor, targets: Tensor, **options: Any) -> Any:
+        self.settings.check_hidden(tuple(hidden.shape))
+        if self.project_out is not None:
+            hidden = self.project_out(hidden)
+        return readout_loss(
+            hidden,
+            self.weight,
+            targets,
+            factor=self.settings.readout_factor,
+            soft_cap=self.settings.soft_cap,
+            bias=self.bias,
+            **options,
+        )
 
     def extra_repr(self) -> str:
         """What `print` shows of it."""

@@ -84,6 +84,31 @@ class Declared:
             for a, b in ((target, source), (source, target))
         )
 
+    def groups(self, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """Groups of these parameter paths that the keys declare to be one, the source of each first.
+
+        A key that names one source ties every target to it; several sources go with as many targets, in order. A list
+        names no source, so it declares no group.
+
+        Example:
+            >>> keys = {"lm_head.weight": "embed.weight", "decoder.embed.weight": "embed.weight"}
+            >>> declare({}, keys).groups(["decoder.embed.weight", "embed.weight", "lm_head.weight", "norm.weight"])
+            (('embed.weight', 'lm_head.weight', 'decoder.embed.weight'),)
+        """
+        found: list[list[str]] = []
+        for (_, named), (target, source) in zip(self.keys, self._patterns, strict=True):
+            if not named:
+                continue
+            targets = [n for n in names if target.match(n)]
+            sources = [n for n in names if source.match(n) and n not in targets]
+            if len(sources) == 1:
+                sources *= len(targets)
+            for s, t in zip(sources, targets, strict=False):
+                home = [g for g in found if s in g or t in g]
+                merged = list(dict.fromkeys([*(n for g in home for n in g), s, t]))
+                found = [*(g for g in found if g not in home), merged]
+        return tuple(map(tuple, found))
+
 
 def declare(
     config: object, keys: Keys | None = None, *, peft_config: object = None, scope: str = "", owner: str = ""
@@ -130,13 +155,13 @@ def declared_by(model: object) -> Declared | None:
     Returns:
         None where no config and no keys are found (a plain module declares nothing).
     """
-    parts = list(_parts(model))
-    configs = [config for _, part in parts if (config := _attribute(part, "config")) is not ABSENT]
-    owners = [(path, part) for path, part in parts if isinstance(_attribute(part, KEYS), Mapping | list | tuple | set)]
+    every = list(parts(model))
+    configs = [config for _, part in every if (config := attribute(part, "config")) is not ABSENT]
+    owners = [(path, part) for path, part in every if isinstance(attribute(part, KEYS), Mapping | list | tuple | set)]
     if not configs and not owners:
         return None
     root = configs[0] if configs else {}
-    peft = next((p for _, part in parts[:3] if (p := _attribute(part, "peft_config")) is not ABSENT), None)
+    peft = next((p for _, part in every[:3] if (p := attribute(part, "peft_config")) is not ABSENT), None)
     found = [_owned(root, path, part, peft) for path, part in owners]
     found = [d for d in found if d.keys] or found
     if not found:
@@ -147,14 +172,14 @@ def declared_by(model: object) -> Declared | None:
 
 def _owned(root: object, path: str, part: object, peft: object) -> Declared:
     """What one module declares, its keys written from the model's root."""
-    keys = _attribute(part, KEYS)
+    keys = attribute(part, KEYS)
     prefix = f"{path}." if path else ""
     keys = (
         {f"{prefix}{t}": f"{prefix}{s}" for t, s in keys.items()}
         if isinstance(keys, Mapping)
         else [f"{prefix}{t}" for t in keys]
     )
-    own = _attribute(part, "config")
+    own = attribute(part, "config")
     scope = "" if own is ABSENT else _path_of(root, own)
     if scope is None:  # a config of its own, outside the model's
         root, scope = own, ""
@@ -165,7 +190,7 @@ def _path_of(root: object, config: object) -> str | None:
     return next((path for path, scope in walk(root) if scope is config), None)
 
 
-def _parts(model: object) -> Iterator[tuple[str, object]]:
+def parts(model: object) -> Iterator[tuple[str, object]]:
     """The model and its sub-modules, outermost first, each once."""
     level, seen = [("", model)], {id(model)}
     while level:
@@ -180,7 +205,7 @@ def _parts(model: object) -> Iterator[tuple[str, object]]:
         level = below
 
 
-def _attribute(part: object, name: str) -> Any:
+def attribute(part: object, name: str) -> Any:
     """An attribute held by the object or, as data, by its class; `None` counts as absent."""
     held = vars(part) if hasattr(part, "__dict__") else {}
     value = held[name] if name in held else class_constant(type(part), name)

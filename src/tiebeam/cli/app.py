@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from tiebeam.cli.checkpoint import checkpoint_command
 from tiebeam.cli.experiment import experiment_app
+from tiebeam.cli.options import DebugOpt, FailOnOpt, FormatOpt, OutputOpt
 from tiebeam.cli.output import (
     HEALTHY,
     FailOn,
@@ -56,13 +58,6 @@ _TARGET = (
 )
 
 TargetArg = Annotated[str, typer.Argument(metavar="TARGET", help=_TARGET, show_default=False)]
-FormatOpt = Annotated[
-    Format | None,
-    typer.Option("--format", help="Default: by the suffix of --output, else text.", show_default=False),
-]
-OutputOpt = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report there instead.")
-]
 SeedOpt = Annotated[
     int, typer.Option("--seed", min=0, max=2**32 - 1, help="Of random weights, of dropout, and of draws.")
 ]
@@ -78,7 +73,9 @@ ImportOpt = Annotated[
         help="Import it first: it registers classes that a .keras file names. Its code runs.",
     ),
 ]
-DebugOpt = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+app.command("checkpoint")(checkpoint_command)
 
 
 def _version(wanted: bool) -> None:
@@ -108,9 +105,7 @@ def inspect_command(
     meta: Annotated[bool, typer.Option("--meta", help="Build without memory: structure, no values.")] = False,
     form: FormatOpt = None,
     output: OutputOpt = None,
-    fail_on: Annotated[
-        FailOn, typer.Option("--fail-on", help="Least severity that makes the exit code 1.")
-    ] = FailOn.warning,
+    fail_on: FailOnOpt = FailOn.warning,
     backend: BackendOpt = None,
     imports: ImportOpt = None,
     seed: SeedOpt = 0,
@@ -137,6 +132,46 @@ def inspect_command(
         show(report, form, output)
         code = exit_code(report, fail_on)
     raise typer.Exit(code)
+
+
+@app.command("measure")
+def measure_command(
+    target: TargetArg,
+    *,
+    data: Annotated[
+        str, typer.Option("--data", "-d", metavar="FILE", help="Text; ids in .npy, .npz, .json; or module:callable.")
+    ],
+    rows: Annotated[int, typer.Option("--rows", min=1, help="Sequences taken from a text or a list of ids.")] = 4,
+    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of each.")] = 128,
+    spectrum: Annotated[bool, typer.Option("--spectrum", help="Decompose the tables too.")] = False,
+    form: FormatOpt = None,
+    output: OutputOpt = None,
+    backend: BackendOpt = None,
+    imports: ImportOpt = None,
+    seed: SeedOpt = 0,
+    debug: DebugOpt = False,
+) -> None:
+    """Run one batch forward and backward and report what each role of the tables sends.
+
+    Says the loss, what the logits do with the token just read, and the gradient of lookup and readout apart.
+    Text is read by the target's own tokenizer, and byte by byte where it has none. Nothing is changed.
+    """
+    with outcome(debug):
+        check_file(output)
+        form = form or format_for(output)
+        import tiebeam
+        from tiebeam.cli.building import PASS, seeded
+        from tiebeam.cli.data import batch_of
+
+        with stdout_kept_clean():
+            found = _resolve(target, meta=False, seed=seed, backend=backend, imports=imports)
+            batch, said = batch_of(data, target, found, rows=rows, tokens=tokens)
+            note(f"note: measured on {said}")
+            if found.weights == "random":
+                note("note: the weights are random")
+            with seeded(seed, part=PASS):
+                measured = tiebeam.measure(found.model, batch, params=found.params, spectrum=spectrum)
+        show(measured, form, output)
 
 
 @app.command("init")
@@ -204,6 +239,62 @@ def demo_command(
 
 
 app.add_typer(experiment_app, name="experiment")
+
+
+@app.command("advise")
+def advise_command(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TARGET]",
+            help="A folder or file with a config, safetensors or an index, a model type such as gpt2, or hf:org/name.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="The config that belongs to an index or a file.", metavar="FILE")
+    ] = None,
+    vocab: Annotated[int | None, typer.Option("--vocab", min=1, help="Rows of a table.")] = None,
+    width: Annotated[int | None, typer.Option("--width", min=1, help="Columns of a table.")] = None,
+    layers: Annotated[
+        int | None, typer.Option("--layers", min=0, help="Blocks of 12 x width**2; 0: the tables alone.")
+    ] = None,
+    body: Annotated[int | None, typer.Option("--body", min=0, help="Parameters beside the two tables.")] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences, to count logits for.")] = 8,
+    length: Annotated[int, typer.Option("--length", min=1, help="Tokens of each.")] = 1024,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="Of weights, gradients, logits. Default: float32.", show_default=False)
+    ] = None,
+    optimizer: Annotated[str, typer.Option("--optimizer", help="Whose memory is counted.")] = "adamw",
+    form: FormatOpt = None,
+    output: OutputOpt = None,
+    debug: DebugOpt = False,
+) -> None:
+    """Say what tying would save, what it would not, whether to, and how sure that is.
+
+    From a config, weights, or --vocab, --width and --layers. No weight is loaded and no code of a repository runs:
+    what transformers knows is built without memory and counted exactly, anything else goes by a formula that is named.
+    """
+    with outcome(debug):
+        check_file(output)
+        form = form or format_for(output)
+        import tiebeam
+
+        sizes = _given(config=config, vocab=vocab, width=width, layers=layers, body=body, dtype=dtype)
+        with stdout_kept_clean():
+            found = tiebeam.advise(_fetched(target), batch=batch, length=length, optimizer=optimizer, **sizes)
+        show(found, form, output)
+    raise typer.Exit(HEALTHY)
+
+
+def _fetched(target: str | None) -> str | None:
+    """The file of a hub target; any other as it is."""
+    if target is None or not target.startswith("hf:"):
+        return target
+    from tiebeam.cli.hub import config_file
+
+    return str(config_file(target.removeprefix("hf:")))
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
-from tiebeam.cli.building import bounded, on_meta
+from tiebeam.checkpoints.meta import bounded, on_meta
 from tiebeam.errors import TargetError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -16,6 +16,9 @@ import typer
 from tiebeam.errors import TargetError, TiebeamError
 
 if TYPE_CHECKING:
+    from tiebeam.core.advice import Advice
+    from tiebeam.core.checkpoint import CheckpointReport
+    from tiebeam.core.measurement import Measurement
     from tiebeam.core.report import Report
 
 HEALTHY, UNHEALTHY, COULD_NOT_LOOK, INTERRUPTED = 0, 1, 2, 130
@@ -71,25 +74,33 @@ def format_for(path: Path | None) -> Format:
     return _SUFFIXES[suffix]
 
 
-def exit_code(report: "Report", fail_on: FailOn) -> int:
+def exit_code(report: "Report | CheckpointReport", fail_on: FailOn) -> int:
     """1 where the report holds a finding at or above the severity, else 0."""
     return UNHEALTHY if any(f.severity in _FAILS[fail_on] for f in report.findings) else HEALTHY
 
 
-def show(report: "Report", form: Format, output: Path | None) -> None:
+def show(report: "Report | CheckpointReport | Measurement | Advice", form: Format, output: Path | None) -> None:
     """Print a report, or write it to a file that appears whole or not at all."""
     if output is not None:
         write_text(output, _rendered(report, form) + "\n")
         note(f"wrote {output}")
     elif form is Format.text:
-        from tiebeam.reports.text import to_text
-
-        typer.echo(to_text(report), color=True)  # to_text has decided; echo must not strip
+        typer.echo(_for_terminal(report), color=True)  # which has decided; echo must not strip
     else:
         typer.echo(_rendered(report, form))
 
 
-def _rendered(report: "Report", form: Format) -> str:
+def _for_terminal(report: "Report | CheckpointReport | Measurement | Advice") -> str:
+    from tiebeam.core.advice import Advice
+    from tiebeam.core.measurement import Measurement
+    from tiebeam.reports import advice, measured, text
+
+    if isinstance(report, Measurement):
+        return measured.to_text(report)
+    return advice.to_text(report) if isinstance(report, Advice) else text.to_text(report)
+
+
+def _rendered(report: "Report | CheckpointReport | Measurement | Advice", form: Format) -> str:
     if form is Format.text:
         return str(report)
     how = {Format.markdown: report.to_markdown, Format.json: report.to_json, Format.html: report.to_html}

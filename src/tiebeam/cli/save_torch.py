@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiebeam.checkpoints.declared import declared_by
 from tiebeam.checkpoints.scopes import fields
-from tiebeam.cli.transformers_target import quiet
+from tiebeam.checkpoints.transformers_configs import quiet
 from tiebeam.errors import TargetError
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tiebeam.cli.target import Target, near
+from tiebeam.checkpoints.near import near
+from tiebeam.cli.target import Target
 from tiebeam.errors import TargetError
 
-_CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _EXPECTED = (
     "module:callable, a folder or file with a Hugging Face config.json, a .keras file, a model type, or hf:org/name"
 )
@@ -55,7 +56,7 @@ def resolve(target: str, *, meta: bool = False, seed: int = 0, imports: tuple[st
         from tiebeam.cli.transformers_target import from_path
 
         return from_path(path, meta=meta, seed=seed)
-    if _CALLABLE.fullmatch(target) and ".py:" not in target:
+    if CALLABLE.fullmatch(target) and ".py:" not in target:
         return _from_callable(target, meta=meta, seed=seed)
     if not target or re.search(r"[/\\:]|\.(json|py|safetensors|bin|pt|pth|gguf|keras|h5)$", target):
         raise TargetError(_missing(target), got=repr(target), expected=_EXPECTED, hint=_path_hint(target))
@@ -78,11 +79,31 @@ def _path_hint(target: str) -> str:
     return "paths are taken from the current folder"
 
 
-def _from_callable(target: str, *, meta: bool, seed: int) -> Target:
+def object_of(target: str, what: str, *, seed: int = 0) -> Any:
+    """What `module:callable` gives when it is called, or the object itself where it is no function.
+
+    Raises:
+        TargetError: There is none, it needs arguments, it raised, or it gave None.
+    """
+    found = _found(target, seed)
+    if not _is_model_itself(found):
+        _check_needs_nothing(found, target, f"a callable without arguments that returns {what}")
+        with _user_code(target, f"'{target}' failed"), _building(False, seed):
+            found = found()
+    if found is None:
+        raise TargetError(f"'{target}' returned nothing", got="None", expected=what)
+    return found
+
+
+def _found(target: str, seed: int) -> Any:
     module_name, _, path = target.partition(":")
     with _building(False, seed):  # a module may build its model when it is imported
         module = user_module(module_name)
-    found = _attribute(module, path, target)
+    return _attribute(module, path, target)
+
+
+def _from_callable(target: str, *, meta: bool, seed: int) -> Target:
+    found = _found(target, seed)
     if _is_model_itself(found):
         if meta:
             raise TargetError(
@@ -91,7 +112,9 @@ def _from_callable(target: str, *, meta: bool, seed: int) -> Target:
                 expected="a function that builds it",
             )
         return Target(found)
-    _check_needs_nothing(found, target)
+    _check_needs_nothing(
+        found, target, "a callable without arguments that returns a model, (model, inputs) or (model, inputs, params)"
+    )
     with _user_code(target, f"'{target}' failed"), _building(meta, seed):
         made = found()
     plain = type(made) is tuple
@@ -138,7 +161,7 @@ def _is_model_itself(found: object) -> bool:
     return not (inspect.isroutine(found) or isinstance(found, type | functools.partial))
 
 
-def _check_needs_nothing(found: Callable[..., Any], target: str) -> None:
+def _check_needs_nothing(found: Callable[..., Any], target: str, expected: str) -> None:
     try:
         parameters = inspect.signature(found).parameters.values()
     except (TypeError, ValueError):
@@ -149,7 +172,7 @@ def _check_needs_nothing(found: Callable[..., Any], target: str) -> None:
         raise TargetError(
             f"'{target}' cannot be called",
             got=f"a callable that must have {', '.join(needed)}",
-            expected="a callable without arguments that returns a model, (model, inputs) or (model, inputs, params)",
+            expected=expected,
             hint="wrap it in a function that fills them in",
         )
 
@@ -186,7 +209,8 @@ def _explained(error: BaseException, target: str) -> str:
 @contextmanager
 def _building(meta: bool, seed: int) -> Iterator[None]:
     """Seed the generators and, for `meta`, make tensors without memory, where torch is there to ask."""
-    from tiebeam.cli.building import on_meta, seeded
+    from tiebeam.checkpoints.meta import on_meta
+    from tiebeam.cli.building import seeded
 
     with seeded(seed), on_meta() if meta and find_spec("torch") else nullcontext():
         yield

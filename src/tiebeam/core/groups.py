@@ -88,6 +88,7 @@ def plan_groups(
     base_width: int | None = None,
     base_readout_factor: float = 1.0,
     ratios: Mapping[str, float] | None = None,
+    decoupled: bool = False,
 ) -> GroupPlan:
     """Plan the groups of a model.
 
@@ -101,6 +102,7 @@ def plan_groups(
         base_width: Width at which the learning rate was found: body rates are multiplied by `base_width / width`.
         base_readout_factor: The readout factor that the model has at that width.
         ratios: `c` by a table's name, where it is not to be the report's.
+        decoupled: The decay, times the rate, is subtracted beside the step, whatever the family does elsewhere.
 
     Raises:
         RangeError: No rule holds, a ratio is unknown or no positive number, or `base_width` does not apply.
@@ -129,7 +131,7 @@ def plan_groups(
     for owner, table in mine.items():
         said = [unused.pop(n) for n in (owner, *table.names) if n in unused]
         c = _checked(owner, said[0]) if said else _ratio(table)
-        decay = c**law.decay if table.readouts else 0.0
+        decay = c ** law.decay_power(decoupled=decoupled) if table.readouts else 0.0
         rate = c**law.rate * (body if table.readouts else 1.0)
         groups.append(Group("table", (owner,), c, rate, decay))
     if unused:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from tiebeam.core.facts import Lookup, Predicted, Readout, Table
 from tiebeam.core.passes import ROLES, Drift, Passed, Role, Sent, Wanted
 from tiebeam.core.records import root_mean_square
 from tiebeam.core.spectrum import Spectrum, spectrum
+
+SCHEMA_VERSION = 1
+"""Of `Measurement.to_dict`."""
 
 UNACCOUNTED = 1e-5
 """Share of a gradient above which a split is said to be incomplete: float32 sums in another order stay below."""
@@ -117,14 +120,17 @@ class Measurement:
     predicted: Predicted = field(default_factory=lambda: Predicted(math.nan))
     notes: tuple[str, ...] = ()
 
+    renderers: ClassVar[dict[str, Callable[[Measurement], str]]] = {}
+
     @property
     def chance_rank(self) -> float | None:
         """The own token's mean rank among random logits."""
         return None if self.vocab is None else (self.vocab + 1) / 2
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, without gradients themselves."""
+        """Plain data, without gradients themselves. `schema` rises when a field changes its meaning."""
         mapped: dict[str, Any] = {
+            "schema": SCHEMA_VERSION,
             "roles": {k: v.to_dict() for k, v in self.roles.items()},
             "chance_rank": self.chance_rank,
         }
@@ -132,8 +138,20 @@ class Measurement:
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in mapped}
         return {**plain, **mapped, "notes": list(self.notes)}
 
+    def to_markdown(self) -> str:
+        return self.renderers["markdown"](self)
+
+    def to_html(self) -> str:
+        return self.renderers["html"](self)
+
+    def to_json(self) -> str:
+        return self.renderers["json"](self)
+
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        found = figures(self)
+        wide = max(len(name) for name, _ in found)
+        lines = [f"{self.model} ({self.framework})", *(f"  {name:<{wide}}  {value}" for name, value in found)]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
 def assemble(
@@ -236,11 +254,13 @@ def _uses(table: Table) -> tuple[Lookup | Readout, ...]:
     return (*table.lookups, *table.readouts)
 
 
-def _lines(m: Measurement) -> list[str]:
-    def show(value: float | None, unit: str = "") -> str:
-        return "unknown" if value is None else f"{value:.4g}{unit}"
+def figures(m: Measurement) -> list[tuple[str, str]]:
+    """What was measured, as labels and what is said of them."""
 
-    figures = [
+    def show(value: float | None, unit: str = "") -> str:
+        return "unknown" if value is None else f"{value:{',.0f' if 1e4 <= abs(value) < 1e9 else '.4g'}}{unit}"
+
+    found = [
         ("loss", f"{show(m.initial_loss)} ({m.targets}; uniform logits have {show(m.log_vocab)})"),
         ("logit std", show(m.logit_std)),
         ("hidden rms", show(m.hidden_rms)),
@@ -249,22 +269,17 @@ def _lines(m: Measurement) -> list[str]:
         ("own logit", show(m.own_logit)),
         ("own rank", f"{show(m.own_rank)} (chance is {show(m.chance_rank)})"),
     ]
-    figures += [
+    found += [
         (f"{role} gradient", f"{show(g.grad_norm)} on {'unknown' if g.rows is None else g.rows} of {g.vocab} rows")
         for role, g in m.roles.items()
     ]
-    figures += [("lookup / readout", show(m.role_ratio)), ("cosine of the two", show(m.role_cosine))]
+    found += [("lookup / readout", show(m.role_ratio)), ("cosine of the two", show(m.role_cosine))]
     for t in m.tables:
         if t.spectrum is not None:
-            figures.append((f"rank of {t.name}", f"{show(t.spectrum.effective_rank)} of {len(t.spectrum.values)}"))
+            found.append((f"rank of {t.name}", f"{show(t.spectrum.effective_rank)} of {len(t.spectrum.values)}"))
         if t.drift is not None:
             along = f"along the readout's descent {show(t.drift.readout)}, the lookup's {show(t.drift.lookup)}"
-            figures.append((f"drift of {t.name}", f"{show(t.drift.moved)} of its norm; {along}"))
+            found.append((f"drift of {t.name}", f"{show(t.drift.moved)} of its norm; {along}"))
         if t.silent_rows is not None:
-            figures.append((f"rows of {t.name}", f"{t.silent_rows} got no gradient so far"))
-    wide = max(len(name) for name, _ in figures)
-    return [
-        f"{m.model} ({m.framework})",
-        *(f"  {name:<{wide}}  {value}" for name, value in figures),
-        *(f"  note: {note}" for note in m.notes),
-    ]
+            found.append((f"rows of {t.name}", f"{t.silent_rows} got no gradient so far"))
+    return found

@@ -42,6 +42,17 @@ class Rule:
     entrywise: bool = False
     matrices: bool = False
 
+    def decay_power(self, *, decoupled: bool) -> int:
+        """Power of `c` of the weight decay, also where it is subtracted, times the rate, beside the step.
+
+        Rate times decay is then a share of the table, which has no unit.
+
+        Example:
+            >>> rule("adam").decay_power(decoupled=False), rule("adam").decay_power(decoupled=True)
+            (-2, -1)
+        """
+        return -self.rate if decoupled else self.decay
+
 
 _L2, _FREE, _UPDATE = "added to the gradient", "subtracted beside the step", "added to the normalised update"
 _EPS: Mapping[str, Quantity] = {"eps": "gradient", "eps_root": "square"}

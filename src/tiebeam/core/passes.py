@@ -1,6 +1,6 @@
 """What core asks of a pass that can be differentiated, and what a backend answers: numbers, never tensors."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from tiebeam.core.reads import find_reads
 from tiebeam.core.records import Use, build_uses
 from tiebeam.core.roles import Read
 from tiebeam.core.ties import group_uses
-from tiebeam.ir import Graph, Op
+from tiebeam.ir import Graph, Node, Op
 
 Role = Literal["lookup", "readout"]
 ROLES: tuple[Role, ...] = ("lookup", "readout")
@@ -62,6 +62,18 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnLoss:
+    """The caller's `loss=`, of this batch."""
+
+    function: Callable[[Any, Any], Any]
+    batch: Any
+
+    def __call__(self, output: Any) -> Any:
+        """The loss of what the model returned."""
+        return self.function(output, self.batch)
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What the caller asks.
 
@@ -75,7 +87,7 @@ class Request:
         optimizer: Whose state tells which rows got no gradient so far.
     """
 
-    loss: Any = None
+    loss: OwnLoss | None = None
     labels: npt.NDArray[Any] | None = None
     mask: npt.NDArray[Any] | None = None
     keep: bool = False
@@ -177,6 +189,13 @@ def wanted(recorded: Graph) -> Wanted:
     return Wanted(tuple(uses), placed, logits, ids, loss, (looked_up, read_out))
 
 
+def uses_of(graph: Graph) -> tuple[Use, ...]:
+    """Records alone, as `Wanted.uses`: of a graph that was measured since."""
+    graph = contracted(graph)
+    flags = provenance(graph)
+    return tuple(build_uses(graph, flags, find_reads(graph, flags)))
+
+
 def _placed(recorded: Graph, graph: Graph, flags: list[int], table: int, role: Role, read: Read) -> RoleRead:
     node = read.node
     ids = next(iter(_integers(graph, flags, read)), None) if role == "lookup" else None
@@ -216,8 +235,30 @@ def _ids(graph: Graph, flags: list[int], lookups: Collection[Read], rows: tuple[
     """The integers that were looked up for just these rows: a decoder's, which come last, not an encoder's."""
     found = None
     for read in lookups:
-        found = next((v for v in _integers(graph, flags, read) if graph.values[v].shape == rows), found)
+        shaped = (_shaped(graph, flags, v, rows) for v in _integers(graph, flags, read))
+        found = next((v for v in shaped if v is not None), found)
     return found
+
+
+def _shaped(graph: Graph, flags: list[int], value: int, rows: tuple[int, ...]) -> int | None:
+    """The integers of this shape that a value is an arrangement of: some gathers want an axis more, loops have less."""
+    while graph.values[value].shape != rows:
+        node = graph.producer(value)
+        if node is None or node.op not in (Op.LAYOUT, Op.CAST, Op.UPDATE):
+            return None
+        before = counted_from_the_end(graph, node) if node.op is Op.UPDATE else node.inputs[0]
+        if before is None or not flags[before] & IDS:
+            return None
+        value = before
+    return value
+
+
+def counted_from_the_end(graph: Graph, node: Node) -> int | None:
+    """Of integers that were added something to where they are negative: what they were."""
+    if node.op is not Op.UPDATE or len(node.inputs) < 2:
+        return None
+    added, before = graph.producer(node.inputs[0]), node.inputs[1]
+    return before if added is not None and added.op is Op.ADD and added.inputs[0] == before else None
 
 
 def _integers(graph: Graph, flags: list[int], read: Read) -> list[int]:

@@ -1,5 +1,7 @@
-"""For those who build in Keras. Importing this imports it."""
+"""For those who build and train in Keras. Importing this imports it."""
 
+from tiebeam.backends.keras.optim import optimizer
 from tiebeam.blocks.keras import TiedEmbedding, UnitLogitNormal
+from tiebeam.blocks.readout_loss.keras import readout_loss
 
-__all__ = ["TiedEmbedding", "UnitLogitNormal"]
+__all__ = ["TiedEmbedding", "UnitLogitNormal", "optimizer", "readout_loss"]

@@ -1,4 +1,4 @@
-"""Loss curves as an inline SVG: axes, a line for each label, ln V dotted, a legend and a table of ends."""
+"""Curves as an inline SVG, of losses by default: axes, a line for each label, ln V dotted, a legend and ends."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,22 +30,35 @@ Point = tuple[float, float]
 Curves = Mapping[str, Sequence[Point]]
 
 
-def chart(curves: Curves, log_vocab: float | None = None) -> Markup:
-    """Draw loss against step.
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What the axes show."""
+
+    across: str = "step"
+    up: str = "loss"
+    unit: str = "nats"
+
+
+LOSS = Labels()
+
+
+def chart(curves: Curves, log_vocab: float | None = None, labels: Labels = LOSS) -> Markup:
+    """Draw loss against step, or what the labels say.
 
     Args:
         curves: Label to points (step, loss). Losses that are not finite leave a gap. Unit: nats.
         log_vocab: ln V, drawn as a dotted line where given. Unit: nats.
+        labels: Of the axes.
 
     Returns:
         A figure; where nothing is finite, a paragraph that says so.
     """
     seen = [p for points in curves.values() for p in points if _finite(p)]
     if not seen:
-        return element("p", "No finite loss to draw.")
+        return element("p", f"No finite {labels.up} to draw.")
     losses = [loss for _, loss in seen] + ([log_vocab] if log_vocab is not None else [])
     across, up = _linear([step for step, _ in seen], _LEFT, _RIGHT), _upwards(losses)
-    drawn = [element("title", _summary(curves, log_vocab)), *_axes(across, up)]
+    drawn = [element("title", _summary(curves, log_vocab, labels)), *_axes(across, up, labels)]
     if log_vocab is not None:
         y = up.at(log_vocab)
         drawn.append(element("line", x1=_LEFT, x2=_RIGHT, y1=y, y2=y, class_="tb-lnv"))
@@ -53,7 +66,7 @@ def chart(curves: Curves, log_vocab: float | None = None) -> Markup:
     for i, points in enumerate(curves.values()):
         drawn += _curve(points, across, up, i)
     picture = element("svg", *drawn, class_="tb-chart", viewBox="0 0 480 304", role="img")
-    return element("figure", picture, _ends(curves, log_vocab))
+    return element("figure", picture, _ends(curves, log_vocab, labels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +108,7 @@ def _upwards(losses: list[float]) -> _Axis:
     return _linear([max(low - margin, min(low, 0.0)), high + margin], _BOTTOM, _TOP)
 
 
-def _axes(across: _Axis, up: _Axis) -> list[Markup]:
+def _axes(across: _Axis, up: _Axis, labels: Labels) -> list[Markup]:
     drawn = []
     for tick in up.ticks:
         y = up.at(tick)
@@ -106,8 +119,8 @@ def _axes(across: _Axis, up: _Axis) -> list[Markup]:
         drawn.append(element("line", x1=x, x2=x, y1=_BOTTOM, y2=_BOTTOM + 4, class_="tb-axis"))
         drawn.append(element("text", number(tick), x=x, y=_BOTTOM + 18, text_anchor="middle"))
     drawn.append(element("line", x1=_LEFT, x2=_RIGHT, y1=_BOTTOM, y2=_BOTTOM, class_="tb-axis"))
-    drawn.append(element("text", "step", x=(_LEFT + _RIGHT) / 2, y=_BOTTOM + 38, text_anchor="middle"))
-    title = "loss, nats (log scale)" if up.log else "loss, nats"
+    drawn.append(element("text", labels.across, x=(_LEFT + _RIGHT) / 2, y=_BOTTOM + 38, text_anchor="middle"))
+    title = f"{labels.up}, {labels.unit}" + (" (log scale)" if up.log else "")
     return [*drawn, element("text", title, x=_LEFT + 6, y=_TOP + 6, class_="tb-strong")]
 
 
@@ -143,9 +156,9 @@ def _thinned(run: list[Point]) -> list[Point]:
     return [run[j] for j in sorted(kept)]
 
 
-def _ends(curves: Curves, log_vocab: float | None) -> Markup:
+def _ends(curves: Curves, log_vocab: float | None, labels: Labels) -> Markup:
     """Legend and figures in one: each curve's sign, first, last and lowest loss."""
-    titles = ("curve", "first loss", "last loss", "lowest")
+    titles = ("curve", f"first {labels.up}", f"last {labels.up}", "lowest")
     head = element("tr", *(element("th", t, scope="col") for t in titles))
     rows = [_end(label, points, i) for i, (label, points) in enumerate(curves.items())]
     table = element("table", element("thead", head), element("tbody", *rows))
@@ -167,10 +180,10 @@ def _end(label: str, points: Sequence[Point], i: int) -> Markup:
     return element("tr", element("th", key, label, scope="row"), *(element("td", c) for c in cells))
 
 
-def _summary(curves: Curves, log_vocab: float | None) -> str:
+def _summary(curves: Curves, log_vocab: float | None, labels: Labels) -> str:
     said = [f"{label} from {number(p[0][1])} to {number(p[-1][1])}" for label, p in curves.items() if p]
     said += [f"ln V is {number(log_vocab)}"] if log_vocab is not None else []
-    return f"Loss against step: {'; '.join(said)}"
+    return f"{labels.up.capitalize()} against {labels.across}: {'; '.join(said)}"
 
 
 def _finite(point: Point) -> bool:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from importlib.resources import files
 
+from tiebeam.core.checkpoint import CheckpointReport
 from tiebeam.core.report import Report
 from tiebeam.reports import beam
 from tiebeam.reports import chart as charts
@@ -18,7 +19,7 @@ Extra = tuple[str, str | Sequence[Sequence[str]]]
 
 
 def to_html(
-    report: Report,
+    report: Report | CheckpointReport,
     *,
     curves: charts.Curves | None = None,
     title: str | None = None,
@@ -49,6 +50,7 @@ def to_html(
         known = _log_vocab(report) if log_vocab is None else log_vocab
         body += [element("h2", "Loss curves"), panel(charts.chart(curves, known))]
     body += [_extra(*section) for section in extra]
+    body += [panel(rows_table(section.rows)) for section in said.sections]
     body += [_table(t) for t in said.tables]
     body += [element("h2", "Findings")] if said.findings else []
     body += [_finding(f) for f in said.findings]
@@ -127,6 +129,8 @@ def _cells(row: Sequence[str]) -> Markup:
     return element("tr", element("th", row[0], scope="row"), *(element("td", c, class_="kept") for c in row[1:]))
 
 
-def _log_vocab(report: Report) -> float | None:
+def _log_vocab(report: Report | CheckpointReport) -> float | None:
+    if isinstance(report, CheckpointReport):
+        return None
     seen = (t.predicted.log_vocab for t in report.tables if t.readouts)
     return next((v for v in seen if math.isfinite(v)), None)

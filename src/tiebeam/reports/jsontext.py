@@ -5,10 +5,11 @@ import math
 from importlib.resources import files
 from typing import Any
 
+from tiebeam.core.checkpoint import CHECKPOINT_SCHEMA, CheckpointReport
 from tiebeam.core.report import SCHEMA_VERSION, Report
 
 
-def to_json(report: Report) -> str:
+def to_json(report: Report | CheckpointReport) -> str:
     r"""Write a report as JSON text.
 
     Args:
@@ -32,6 +33,18 @@ def schema() -> dict[str, Any]:
         'tiebeam report'
     """
     text = files("tiebeam.reports").joinpath(f"schema-{SCHEMA_VERSION}.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def checkpoint_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of what `to_json` writes of a checkpoint.
+
+    Example:
+        >>> checkpoint_schema()["title"]
+        'tiebeam report on a checkpoint'
+    """
+    text = files("tiebeam.reports").joinpath(f"checkpoint-{CHECKPOINT_SCHEMA}.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found
 

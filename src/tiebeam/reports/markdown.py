@@ -2,6 +2,7 @@
 
 import re
 
+from tiebeam.core.checkpoint import CheckpointReport
 from tiebeam.core.report import Report
 from tiebeam.reports.parts import parts
 from tiebeam.reports.pieces import FindingPart, Row, TablePart
@@ -12,7 +13,7 @@ _SPECIAL = re.compile(r"[\\`*\[\]<>|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _BLOCK = re.compile(r"^(?:[#+=-]|\d+[.)])")  # what opens a heading or a list at the start of a paragraph
 
 
-def to_markdown(report: Report) -> str:
+def to_markdown(report: Report | CheckpointReport) -> str:
     """Write a report as Markdown.
 
     Args:
@@ -29,7 +30,8 @@ def to_markdown(report: Report) -> str:
         <BLANKLINE>
     """
     said = parts(report)
-    blocks = [f"# {_prose(said.verdict)}", _prose(said.subtitle)]
+    blocks = [f"# {prose(said.verdict)}", prose(said.subtitle)]
+    blocks += [_rows(section.rows) for section in said.sections]
     for table in said.tables:
         blocks += _table(table)
     blocks += ["## Findings"] if said.findings else []
@@ -38,40 +40,42 @@ def to_markdown(report: Report) -> str:
     for init in said.init:
         blocks += [f"## Initialisation of {_code(init.name)}", _rows(init.rows)]
     if said.notes:
-        blocks += ["## Notes", "\n".join(f"- {_spans(n)}" for n in said.notes)]
+        blocks += ["## Notes", "\n".join(f"- {spans_of(n)}" for n in said.notes)]
     if said.versions:
-        blocks.append(f"Seen with {_prose(', '.join(said.versions))}.")
+        blocks.append(f"Seen with {prose(', '.join(said.versions))}.")
     return "\n\n".join(blocks) + "\n"
 
 
 def _table(part: TablePart) -> list[str]:
-    return [f"## Table {_code(part.name)}", _prose(part.flow_line), _rows(part.rows)]
+    return [f"## Table {_code(part.name)}", prose(part.flow_line), _rows(part.rows)]
 
 
 def _rows(rows: tuple[Row, ...]) -> str:
     # A bar would end the cell even inside a code span, unless escaped.
-    lines = [f"| {r.label} | {_spans(r.value, bar=True)} |" for r in rows]
+    lines = [f"| {r.label} | {spans_of(r.value, bar=True)} |" for r in rows]
     return "\n".join(["| what | value |", "| --- | --- |", *lines])
 
 
 def _finding(finding: FindingPart) -> list[str]:
     where = f" at {_code(finding.where)}" if finding.where else ""
-    blocks = [f"### {finding.severity}: {_prose(finding.code)}{where}", _paragraph(finding.message)]
+    blocks = [f"### {finding.severity}: {prose(finding.code)}{where}", _paragraph(finding.message)]
     if finding.fix:
         fence = _fence(finding.fix, least=3)
         blocks.append(f"{fence}python\n{finding.fix}\n{fence}")
-    return [*blocks, f"Hint: {_spans(finding.hint)}"] if finding.hint else blocks
+    return [*blocks, f"Hint: {spans_of(finding.hint)}"] if finding.hint else blocks
 
 
-def _spans(spans: Spans, bar: bool = False) -> str:
-    return "".join(_code(s, bar) if isinstance(s, Code) else _prose(s) for s in spans)
+def spans_of(spans: Spans, bar: bool = False) -> str:
+    """Prose with its code spans."""
+    return "".join(_code(s, bar) if isinstance(s, Code) else prose(s) for s in spans)
 
 
 def _paragraph(spans: Spans) -> str:
-    return _BLOCK.sub(lambda m: f"{m[0][:-1]}\\{m[0][-1]}", _spans(spans))
+    return _BLOCK.sub(lambda m: f"{m[0][:-1]}\\{m[0][-1]}", spans_of(spans))
 
 
-def _prose(text: str) -> str:
+def prose(text: str) -> str:
+    """Text that forms no markup."""
     return _SPECIAL.sub(lambda m: f"\\{m[0]}", text.replace("&", "&amp;"))
 
 

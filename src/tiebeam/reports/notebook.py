@@ -1,5 +1,6 @@
 """The report in a notebook: a fragment whose ink is the notebook's own, so that it fits light and dark."""
 
+from tiebeam.core.checkpoint import CheckpointReport
 from tiebeam.core.report import Report
 from tiebeam.reports import beam
 from tiebeam.reports.html import finding_body, finding_head, rows_table
@@ -23,7 +24,7 @@ _CSS = """
 """
 
 
-def to_notebook(report: Report) -> str:
+def to_notebook(report: Report | CheckpointReport) -> str:
     """Write a report as a compact HTML fragment.
 
     Args:
@@ -39,6 +40,7 @@ def to_notebook(report: Report) -> str:
     """
     said = parts(report)
     body = [element("div", said.verdict, class_=f"tb-verdict {said.tone}"), element("div", said.subtitle)]
+    body += [rows_table(section.rows) for section in said.sections]
     body += [_finding(f) for f in said.findings]
     body += [_table(t) for t in said.tables]
     body += [_details(element("summary", "init ", phrase((i.name,))), rows_table(i.rows)) for i in said.init]

@@ -54,6 +54,31 @@ def count(value: int) -> str:
     return f"{int(value):,}"
 
 
+def size(value: int) -> str:
+    """Write a number of bytes in binary units.
+
+    Example:
+        >>> size(153_600_000), size(512), size(3 * 2**40)
+        ('146.5 MiB', '512 B', '3 TiB')
+    """
+    scaled, unit = float(value), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if scaled < 1024:
+            break
+        scaled, unit = scaled / 1024, larger
+    return f"{number(scaled)} {unit}"
+
+
+def percent(share: float | None) -> str:
+    """Write a share.
+
+    Example:
+        >>> percent(0.2367), percent(None)
+        ('23.7 %', 'unknown')
+    """
+    return "unknown" if share is None else f"{100 * share:.1f} %"
+
+
 def interval(bounds: tuple[float, float]) -> str:
     """Write the two bounds of a number.
 

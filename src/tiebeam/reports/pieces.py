@@ -64,6 +64,14 @@ class InitPart:
 
 
 @dataclass(frozen=True, slots=True)
+class Section:
+    """Labelled lines under a heading of their own: what is no table of a model."""
+
+    heading: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Parts:
     """A whole report in words; the verdict is the summary with the model's name."""
 
@@ -77,3 +85,4 @@ class Parts:
     init: tuple[InitPart, ...]
     notes: tuple[Spans, ...]
     versions: tuple[str, ...]
+    sections: tuple[Section, ...] = ()

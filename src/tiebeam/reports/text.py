@@ -6,6 +6,7 @@ import sys
 
 from rich.text import Text
 
+from tiebeam.core.checkpoint import CheckpointReport
 from tiebeam.core.report import Report
 from tiebeam.reports.page import Page
 from tiebeam.reports.parts import parts
@@ -19,12 +20,18 @@ _NAMES = 6  # as many names as a table shows here; JSON, Markdown and HTML list 
 _TONES = {"good": "green", "warning": "yellow", "error": "red", "info": "blue"}
 
 
-def render(report: Report) -> str:
+def render(report: Report | CheckpointReport) -> str:
     """What `str(report)` is: never coloured, since a string may go anywhere."""
     return to_text(report, color=False)
 
 
-def to_text(report: Report, *, width: int | None = None, color: bool | None = None, encoding: str | None = None) -> str:
+def to_text(
+    report: Report | CheckpointReport,
+    *,
+    width: int | None = None,
+    color: bool | None = None,
+    encoding: str | None = None,
+) -> str:
     """Lay a report out for a terminal or a pipe.
 
     Args:
@@ -44,15 +51,13 @@ def to_text(report: Report, *, width: int | None = None, color: bool | None = No
         Tiny: no vocabulary table, healthy
         torch, 8 parameters
     """
-    page = Page(
-        width=max(width or min(shutil.get_terminal_size((80, 24)).columns, _MOST), _LEAST),
-        color=_wants_color() if color is None else color,
-        encoding=encoding or getattr(sys.stdout, "encoding", None) or "utf-8",
-        folds_code=width is not None,
-    )
+    page = page_for(width=width, color=color, encoding=encoding)
     said = parts(report)
     page.line(page.text(said.verdict, f"bold {_TONES[said.tone]}"))
     page.line(page.text(said.subtitle, "dim"))
+    for section in said.sections:
+        page.gap()
+        _rows(page, section.rows)
     for table in said.tables:
         _table(page, table)
     for finding in said.findings:
@@ -64,6 +69,16 @@ def to_text(report: Report, *, width: int | None = None, color: bool | None = No
     for note in said.notes:
         page.line(page.text("note: ", "dim"), *_spans(page, note))
     return page.finish()
+
+
+def page_for(*, width: int | None = None, color: bool | None = None, encoding: str | None = None) -> Page:
+    """An empty page; see `to_text` for what is taken where nothing is said."""
+    return Page(
+        width=max(width or min(shutil.get_terminal_size((80, 24)).columns, _MOST), _LEAST),
+        color=_wants_color() if color is None else color,
+        encoding=encoding or getattr(sys.stdout, "encoding", None) or "utf-8",
+        folds_code=width is not None,
+    )
 
 
 def _wants_color() -> bool:

@@ -1,6 +1,6 @@
 """Equinox modules: pytrees, so the same array at two leaves is two parameters, and `nn.Shared` is one."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -66,6 +66,14 @@ class HeldEquinox:
 
     def rebuilt(self, arrays: Sequence[Any]) -> Any:
         return self._tree.rebuilt(arrays)
+
+    @property
+    def naming(self) -> ModuleScopes:
+        return self._scopes
+
+    @property
+    def kind(self) -> Hashable:
+        return self._tree.kind
 
     def learn(self, mark: str, names: Sequence[str]) -> bool:
         return self._scopes.learn(mark, names)

@@ -72,7 +72,7 @@ class Interpreter:
         jaxpr = frame.jaxpr
         values = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
         for var, value in values.items():
-            self._take(frame.ids[var], value, sink)
+            self.take(frame.ids[var], value, sink)
 
         def read(atom: Any) -> Any:
             return atom.val if hasattr(atom, "val") else values[atom]
@@ -88,7 +88,7 @@ class Interpreter:
             values.update(zip(eqn.outvars, several, strict=True))
             with eqn.ctx.manager:  # the mesh that the value is of
                 for var, value in zip(eqn.outvars, several, strict=True):
-                    self._take(frame.ids[var], value, sink)
+                    self.take(frame.ids[var], value, sink)
         return [read(v) for v in jaxpr.outvars]
 
     def apart(self, frame: Frame, consts: Sequence[Any], args: Sequence[Any]) -> tuple[list[Any], Sink]:
@@ -110,7 +110,12 @@ class Interpreter:
     def _holds(self, frame: Frame) -> bool:
         return any(frame.first <= v < frame.last for v in (*self.moments, *self.whole))
 
-    def _take(self, value: int, array: Any, sink: Sink) -> None:
+    def wants(self, value: int) -> bool:
+        """Whether a value is looked at."""
+        return value in self.moments or value in self.whole
+
+    def take(self, value: int, array: Any, sink: Sink) -> None:
+        """Look at a value, if it is wanted."""
         if value in self.moments and ("moments", value) not in sink:
             wide = jnp.asarray(array).astype(wide_enough(array.dtype))
             sink["moments", value] = self._told(jnp.stack([jnp.ones((), wide.dtype), jnp.mean(wide), jnp.var(wide)]))

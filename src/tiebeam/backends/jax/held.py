@@ -1,6 +1,6 @@
 """What the kinds of JAX models have in common: named arrays, a pure call, and the way back to a model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from tiebeam.backends.jax.scopes import scopes
@@ -43,6 +43,33 @@ class Held(Protocol):
 
     def tie(self, owner: str, other: str) -> str:
         """Python that makes the array at `other` the one at `owner`, or "" where it takes a change of the model."""
+        ...
+
+
+class Naming(Protocol):
+    """What tells modules by name stacks; it holds no arrays."""
+
+    def where(self, stack: str) -> str:
+        """The module path that a name stack stands for."""
+        ...
+
+
+@runtime_checkable
+class Known(Protocol):
+    """A model of which a program need not be traced again.
+
+    Attributes:
+        naming: Tells modules by the name stacks of the program that was traced.
+    """
+
+    @property
+    def naming(self) -> Naming:
+        """Tells modules by the name stacks of the program that is traced."""
+        ...
+
+    @property
+    def kind(self) -> Hashable:
+        """What the program depends on: the model and its arrays' kinds; it may turn out to have no hash."""
         ...
 
 
@@ -90,11 +117,26 @@ class HeldFunction:
     def rebuilt(self, arrays: Sequence[Any]) -> Any:
         return self._tree.rebuilt(arrays)
 
+    @property
+    def naming(self) -> Naming:
+        return _Scopes()
+
+    @property
+    def kind(self) -> Hashable:
+        return self.model, self._tree.kind
+
     def where(self, stack: str) -> str:
-        return ".".join(scopes(stack))
+        return self.naming.where(stack)
 
     def tie(self, owner: str, other: str) -> str:
         return ""
+
+
+class _Scopes:
+    """A function's own named scopes."""
+
+    def where(self, stack: str) -> str:
+        return ".".join(scopes(stack))
 
 
 class _WithoutParams:

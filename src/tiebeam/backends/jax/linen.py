@@ -1,11 +1,37 @@
 """Flax linen modules: stateless, their variables beside them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 from tiebeam.backends.jax.scopes import scopes
 from tiebeam.backends.jax.tree import Slot, Tree
 from tiebeam.errors import InputError
+
+
+class LinenScopes:
+    """Name stacks of linen.
+
+    Args:
+        modules: Every path that variables lie under.
+    """
+
+    def __init__(self, modules: Collection[str]) -> None:
+        self._modules = modules
+
+    def where(self, stack: str) -> str:
+        """Linen names a scope after the module, and after its method where that is not `__call__`.
+
+        A module that calls a method of its own opens a second scope, which is no second module.
+        """
+        root, *inner = scopes(stack) or [""]
+        path, last = "", root.partition(".")[0]
+        for scope in inner:
+            name, _, method = scope.partition(".")
+            below = f"{path}.{name}" if path else name
+            if method and name == last and below not in self._modules:
+                continue
+            path, last = below, name
+        return path
 
 
 class HeldLinen:
@@ -33,7 +59,7 @@ class HeldLinen:
         ]
         # Collections aside, every path that variables lie under.
         paths = [n.split(".")[1:-1] for n in self._tree.names]
-        self._modules = {".".join(parts[: i + 1]) for parts in paths for i in range(len(parts))}
+        self._scopes = LinenScopes({".".join(parts[: i + 1]) for parts in paths for i in range(len(parts))})
 
     def _own(self, name: str) -> str:
         """The path in the tree that the caller passed."""
@@ -55,20 +81,16 @@ class HeldLinen:
         tree = self._tree.rebuilt(arrays)
         return tree["params"] if self._bare else tree
 
-    def where(self, stack: str) -> str:
-        """Linen names a scope after the module, and after its method where that is not `__call__`.
+    @property
+    def naming(self) -> "LinenScopes":
+        return self._scopes
 
-        A module that calls a method of its own opens a second scope, which is no second module.
-        """
-        root, *inner = scopes(stack) or [""]
-        path, last = "", root.partition(".")[0]
-        for scope in inner:
-            name, _, method = scope.partition(".")
-            below = f"{path}.{name}" if path else name
-            if method and name == last and below not in self._modules:
-                continue
-            path, last = below, name
-        return path
+    @property
+    def kind(self) -> Hashable:
+        return self.model, self._bare, self._tree.kind
+
+    def where(self, stack: str) -> str:
+        return self._scopes.where(stack)
 
     def tie(self, owner: str, other: str) -> str:
         return ""

@@ -18,6 +18,8 @@ from tiebeam.backends.jax.axes import broadcast
 from tiebeam.backends.jax.fold import equal_or_known, fold, hoist, known
 from tiebeam.ir import Axes, Graph, Leaf, Node, Op, Origin, Value
 
+Path = tuple[tuple[int, int], ...]
+"""An equation: number of its frame and its position there, after those of the equations that it is inside of."""
 Atom = Any  # jax.extend.core.Var or Literal: their classes have no stubs
 
 
@@ -57,6 +59,7 @@ class Frame:
         inside: Frames of the equations that were opened, by the equation's position: one, or one for each branch of
             a `cond`, or for each round of a loop of which all were followed.
         first, last: Range of the ids that were handed out while it was lowered.
+        number: How many frames were entered before.
     """
 
     jaxpr: Any
@@ -64,6 +67,7 @@ class Frame:
     inside: dict[int, tuple["Frame", ...]] = field(default_factory=dict)
     first: int = 0
     last: int = 0
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,9 @@ class Lowering:
         self.literals: dict[tuple[float, str], int] = {}
         self.constants: dict[int, tuple[int, Any]] = {}  # by identity; the array is held, so its id stays its own
         self.notes: dict[str, None] = {}
+        self.frames = 0
+        self.at: Path = ()  # the equation that is being lowered
+        self.paths: list[Path] = []  # of each node, the equation that it stands for
         self.mesh: dict[str, int] = {}  # sizes of its axes, inside a map over devices
 
     # -- values --
@@ -193,6 +200,7 @@ class Lowering:
         **facts: Any,
     ) -> int:
         index = len(self.nodes)
+        self.paths.append(self.at)
         outs = eqn.outputs[:1] if outputs is None else tuple(outputs)
         facts.setdefault("attached", (None,) * len(inputs))
         label = facts.pop("label", "") or eqn.name
@@ -241,10 +249,13 @@ class Lowering:
         from tiebeam.backends.jax.calls import CALLS
         from tiebeam.backends.jax.ops import lower_equation
 
-        frame = Frame(jaxpr, first=len(self.drafts))
+        frame = Frame(jaxpr, first=len(self.drafts), number=self.frames)
+        self.frames += 1
         frame.ids.update(zip(jaxpr.constvars, consts, strict=True))
         frame.ids.update(zip(jaxpr.invars, args, strict=True))
+        around = self.at
         for position, eqn in enumerate(jaxpr.eqns):
+            self.at = (*around, (frame.number, position))
             inputs = tuple(self.read(frame, a) for a in eqn.invars)
             name, below = eqn.primitive.name, f"{stack}/{eqn.source_info.name_stack}"
             if name == "name" and self._learned(eqn, inputs[0]):
@@ -262,6 +273,7 @@ class Lowering:
                 fold(self, eqn, at)
                 if not hoist(self, eqn, at):
                     lower_equation(self, at)
+        self.at = around
         frame.last = len(self.drafts)
         return frame
 

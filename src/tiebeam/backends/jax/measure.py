@@ -40,6 +40,19 @@ class Wanted:
     logits: frozenset[int] = frozenset()
     numbers: frozenset[int] = frozenset()
 
+    def among(self, values: frozenset[int]) -> "Wanted":
+        """What can be measured of these values alone."""
+        cosines = tuple(c for c in self.cosines if c[1] in values and c[2] in values)
+        whole = frozenset(v for _, *pair in cosines for v in pair)
+        return Wanted(self.moments & values, whole, cosines, self.logits & values, self.numbers & values)
+
+    def without(self, other: "Wanted") -> "Wanted":
+        """The rest."""
+        cosines = tuple(c for c in self.cosines if c not in other.cosines)
+        whole = frozenset(v for _, *pair in cosines for v in pair)
+        moments, logits = self.moments - other.moments, self.logits - other.logits
+        return Wanted(moments, whole, cosines, logits, self.numbers - other.numbers)
+
 
 def wanted_of(graph: Graph, *, logits: bool) -> Wanted:
     """What core will ask of this graph: sizes at both ends of each role, and the streams that normalisations read."""
@@ -65,24 +78,34 @@ def wanted_of(graph: Graph, *, logits: bool) -> Wanted:
 
 def evaluator(closed: Any, frame: Frame, wanted: Wanted) -> Callable[..., dict[str, Any]]:
     """A compiled function of the program's arguments that returns the measurements."""
+    return jax.jit(lambda args: evaluated(frame, closed.consts, args, wanted))
 
-    def run(args: Sequence[Any]) -> dict[str, Any]:
-        sink: Sink = {}
-        interpreter = Interpreter(wanted.moments, wanted.whole, wanted.numbers)
-        interpreter.run(frame, closed.consts, args, sink)
-        moments = {v: sink["moments", v] for v in wanted.moments if ("moments", v) in sink}
-        cosines = {}
-        for node, stream, rows in wanted.cosines:
-            # Parts of arrays lie in another order than the arrays: only parts compare with parts.
-            if any(("whole", v) not in sink for v in (stream, rows)) or not interpreter.together(stream, rows):
-                continue
-            (weight, a), (other, b) = sink["whole", stream], sink["whole", rows]
-            if (cosine := _cosine(a, b)) is not None:
-                cosines[f"{node} {stream}"] = (jnp.min(weight) * jnp.min(other), cosine)
-        numbers = {v: sink["whole", v] for v in wanted.numbers if ("whole", v) in sink}
-        return {"moments": moments, "cosines": cosines, "numbers": numbers}
 
-    return jax.jit(run)
+def evaluated(frame: Frame, consts: Sequence[Any], args: Sequence[Any], wanted: Wanted) -> dict[str, Any]:
+    """Run a program and return the measurements."""
+    sink: Sink = {}
+    interpreter = Interpreter(wanted.moments, wanted.whole, wanted.numbers)
+    interpreter.run(frame, consts, args, sink)
+    return figures(sink, wanted, interpreter.together)
+
+
+def figures(sink: Sink, wanted: Wanted, together: Callable[[int, int], bool]) -> dict[str, Any]:
+    """The measurements, of what was seen in a run.
+
+    Args:
+        together: Whether two values were met in the same maps over devices.
+    """
+    moments = {v: sink["moments", v] for v in wanted.moments if ("moments", v) in sink}
+    cosines = {}
+    for node, stream, rows in wanted.cosines:
+        # Parts of arrays lie in another order than the arrays: only parts compare with parts.
+        if any(("whole", v) not in sink for v in (stream, rows)) or not together(stream, rows):
+            continue
+        (weight, a), (other, b) = sink["whole", stream], sink["whole", rows]
+        if (cosine := _cosine(a, b)) is not None:
+            cosines[f"{node} {stream}"] = (jnp.min(weight) * jnp.min(other), cosine)
+    numbers = {v: sink["whole", v] for v in wanted.numbers if ("whole", v) in sink}
+    return {"moments": moments, "cosines": cosines, "numbers": numbers}
 
 
 def numbers_of(found: Mapping[str, Any]) -> dict[int, Any]:

@@ -10,10 +10,16 @@ import numpy as np
 from tiebeam.backends.jax import weights
 from tiebeam.backends.jax.fixes import JaxFixes
 from tiebeam.backends.jax.held import Held, HeldFunction
+from tiebeam.backends.jax.measuring import differentiate
+from tiebeam.backends.jax.moving import Moves, moves_of
+from tiebeam.backends.jax.quantising import Swaps
+from tiebeam.backends.jax.recall import recalled
 from tiebeam.backends.jax.shorten import Arguments, shorter_arguments
 from tiebeam.backends.jax.trace import Program, Trace, program_of, trace
 from tiebeam.core.findings import Fixes
+from tiebeam.core.passes import Passed, Request, Wanted
 from tiebeam.core.report import Finding
+from tiebeam.core.sensitivity import QuantisableTable
 from tiebeam.core.statistics import Distance, TableStatistics
 from tiebeam.errors import InputError, ShapeError
 from tiebeam.ir import Leaf
@@ -91,6 +97,22 @@ class JaxModel:
             program = program_of(self.held, self.arrays, args, kwargs)
             self._programs.append((args, kwargs, program))
         return trace(program, self.held, self.arrays, logits=logits, measure=measure)
+
+    def differentiate(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], request: Request
+    ) -> tuple[Trace, Wanted, Passed]:
+        """One forward and one backward pass; see `protocol.Differentiable`."""
+        return differentiate(recalled(self.held, self.arrays, args, kwargs), self.held, self.arrays, request)
+
+    def movable(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], request: Request
+    ) -> tuple[Moves, tuple[str, ...]]:
+        """The main table, to be moved in one role alone; see `protocol.Movable`."""
+        return moves_of(self.held, self.arrays, args, kwargs, request)
+
+    def quantisable(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> QuantisableTable:
+        """The tables that the roles read, to be rounded in one role alone; see `protocol.Quantisable`."""
+        return Swaps(self.held, self.arrays, args, kwargs)
 
     def shorter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Arguments]:
         return shorter_arguments(args, kwargs)
@@ -190,16 +212,18 @@ class JaxModel:
 
 
 def _array(value: Any) -> Any:
+    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+        _check_alive(value, "", "the batch")
     return jnp.asarray(value) if isinstance(value, np.ndarray | np.generic) else value
 
 
 def _check_alive(array: Any, name: str, model: str) -> None:
     if array.is_deleted():
         raise InputError(
-            f"the array {name!r} of {model} is gone",
+            f"the array {name!r} of {model} is gone" if name else f"an array of {model} is gone",
             got="an array that was deleted or donated",
             expected="arrays that still hold their values",
-            hint="pass the tree that the last training step returned: a jitted step with donate_argnums eats its own",
+            hint="pass what the last training step returned: a jitted step with donate_argnums eats its arguments",
         )
 
 

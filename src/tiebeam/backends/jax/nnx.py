@@ -1,6 +1,6 @@
 """Flax nnx modules: one object that owns its variables; a variable at two places is one leaf."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flax import nnx
@@ -100,6 +100,14 @@ class HeldNnx:
     def rebuilt(self, arrays: Sequence[Any]) -> Any:
         state = self._tree.rebuilt(arrays)
         return nnx.merge(self._structure, state) if self._params is None else state
+
+    @property
+    def naming(self) -> ModuleScopes:
+        return self._scopes
+
+    @property
+    def kind(self) -> Hashable:
+        return self._structure, self._tree.kind
 
     def learn(self, mark: str, names: Sequence[str]) -> bool:
         return self._scopes.learn(mark, names)

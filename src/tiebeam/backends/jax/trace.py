@@ -1,19 +1,22 @@
 """One application of a JAX model as core's graph: its jaxpr, lowered; then measured, where there are values."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import jax
 import numpy as np
 
 from tiebeam.backends.jax.fold import equal_or_known, known
-from tiebeam.backends.jax.held import Held, Marked
-from tiebeam.backends.jax.lower import Frame, Lowering
+from tiebeam.backends.jax.held import Held, Known, Marked, Naming
+from tiebeam.backends.jax.lower import Frame, Lowering, Path
 from tiebeam.backends.jax.measure import Wanted, evaluator, facts_of, numbers_of, unmeasured, wanted_of
-from tiebeam.backends.jax.tree import Slot, Tree, arrays_in, is_abstract, is_key
+from tiebeam.backends.jax.tree import Returned, Slot, Tree, is_abstract, is_key
 from tiebeam.backends.protocol import RefusedError
+from tiebeam.core.passes import Wanted as Asked
+from tiebeam.core.passes import wanted
 from tiebeam.errors import InputError, TiebeamError, TraceError
 from tiebeam.ir import Graph, Leaf, Op, Origin
 
@@ -38,13 +41,19 @@ class Program:
 
     Attributes:
         inputs: Arrays among the inputs; `names`: where they stand.
-        compiled: Evaluators by what they measure.
+        output: What the model returned, with other arrays in it.
+        naming: Tells modules by the jaxpr's name stacks.
+        compiled: Evaluators by what they measure, and steps by what they are asked.
+        seen: Graphs by the numbers that they depend on.
     """
 
     closed: Any
     inputs: list[Any]
     names: list[str]
-    compiled: dict[Wanted, Any] = field(default_factory=dict)
+    output: Callable[[Sequence[Any]], Any]
+    naming: Naming
+    compiled: dict[Hashable, Any] = field(default_factory=dict)
+    seen: dict[Hashable, "Lowered"] = field(default_factory=dict)
 
 
 def program_of(held: Held, arrays: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Program:
@@ -58,9 +67,14 @@ def program_of(held: Held, arrays: Sequence[Any], args: tuple[Any, ...], kwargs:
     given = Tree((args, dict(kwargs)))
     _check_filled(held, given)
 
+    returned: list[Returned] = []
+
     def flat(own: list[Any], inputs: list[Any]) -> list[Any]:
         again_args, again_kwargs = given.rebuilt(inputs)
-        return arrays_in(held.call(own, again_args, again_kwargs))
+        result = Returned(held.call(own, again_args, again_kwargs))
+        arrays, result.arrays = result.arrays, []
+        returned.append(result)
+        return arrays
 
     try:
         closed = jax.make_jaxpr(flat)(list(arrays), given.arrays)
@@ -75,7 +89,8 @@ def program_of(held: Held, arrays: Sequence[Any], args: tuple[Any, ...], kwargs:
         ) from error
     except Exception as error:
         raise RefusedError from error
-    return Program(closed, given.arrays, given.names)
+    naming = held.naming if isinstance(held, Known) else held
+    return Program(closed, given.arrays, given.names, returned[-1].rebuilt, naming)
 
 
 def _check_filled(held: Held, given: Tree) -> None:
@@ -91,6 +106,71 @@ def _check_filled(held: Held, given: Tree) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Lowered:
+    """A program as core's graph, not measured yet.
+
+    Attributes:
+        frame: The execution of its jaxpr, by which values are found again.
+        paths: Of each node the equation that it stands for.
+        settled: Numbers had to be computed from arrays for it.
+    """
+
+    graph: Graph
+    places: Mapping[int, int]
+    frame: Frame
+    paths: Sequence[Path]
+    settled: bool = False
+
+    @cached_property
+    def asked(self) -> Asked:
+        """What core asks of a pass that is differentiated."""
+        return wanted(self.graph)
+
+    @cached_property
+    def sizes(self) -> Wanted:
+        """What core asks of a pass that is measured, the std of logits included."""
+        return wanted_of(self.graph, logits=True)
+
+
+def seen_again(program: Program, held: Held, arrays: Sequence[Any]) -> Lowered:
+    """As `lowered`; the same one as before where no number that it depends on has changed."""
+    if any(map(is_abstract, [*arrays, *program.inputs])):
+        return lowered(program, held, arrays)
+    key = tuple(tuple((n, np.asarray(f).tobytes()) for n, f in _leaf_facts(a).items()) for a in arrays if not is_key(a))
+    found = program.seen.get(key)
+    if found is None:
+        found = lowered(program, held, arrays)
+        if not found.settled:
+            program.seen.clear()
+            program.seen[key] = found
+    return found
+
+
+def lowered(program: Program, held: Held, arrays: Sequence[Any]) -> Lowered:
+    """Lower a program.
+
+    Args:
+        arrays: The model's arrays now.
+    """
+    meta = any(map(is_abstract, [*arrays, *program.inputs]))
+    naming = program.naming
+    low = Lowering(naming.where, naming.learn if isinstance(naming, Marked) else None, values=not meta)
+    leaves, places = _leaves(low, held.slots, arrays)
+    inputs = [_input(low, a, n) for a, n in zip(program.inputs, program.names, strict=True)]
+    consts = [low.constant(c) for c in program.closed.consts]
+    frame = low.enter(program.closed.jaxpr, consts, [*leaves, *inputs])
+    outputs = low.results(frame)
+    _note_closed_over(low)
+    settled = not meta and _settle_numbers(low, program, frame, [*arrays, *program.inputs])
+    floats = frozenset(v for v in outputs if low.drafts[v].dtype.startswith(("float", "bfloat")))
+    graph = low.graph(
+        inputs=tuple(v for v in inputs if low.drafts[v].origin is Origin.INPUT), outputs=outputs, attached=floats,
+        repeats=repeats_in(program.inputs), meta=meta,
+    )  # fmt: skip
+    return Lowered(graph, places, frame, low.paths, settled)
+
+
 def trace(program: Program, held: Held, arrays: Sequence[Any], *, logits: bool, measure: bool) -> Trace:
     """Lower a program and measure what core will ask for.
 
@@ -99,27 +179,18 @@ def trace(program: Program, held: Held, arrays: Sequence[Any], *, logits: bool, 
         logits: Also measure the std of logits.
         measure: False: the structure alone.
     """
-    meta = any(map(is_abstract, [*arrays, *program.inputs]))
-    low = Lowering(held.where, held.learn if isinstance(held, Marked) else None, values=not meta)
-    leaves, places = _leaves(low, held.slots, arrays)
-    inputs = [_input(low, a, n) for a, n in zip(program.inputs, program.names, strict=True)]
-    consts = [low.constant(c) for c in program.closed.consts]
-    frame = low.enter(program.closed.jaxpr, consts, [*leaves, *inputs])
-    outputs = low.results(frame)
-    _note_closed_over(low)
-    if not meta:
-        _settle_numbers(low, program, frame, [*arrays, *program.inputs])
-    floats = frozenset(v for v in outputs if low.drafts[v].dtype.startswith(("float", "bfloat")))
-    graph = low.graph(
-        inputs=tuple(v for v in inputs if low.drafts[v].origin is Origin.INPUT), outputs=outputs, attached=floats,
-        repeats=_repeats(program.inputs), meta=meta,
-    )  # fmt: skip
-    if meta or not measure:
-        return Trace(graph, places)
+    low = lowered(program, held, arrays)
+    graph = low.graph
+    if graph.meta or not measure:
+        return Trace(graph, low.places)
     wanted = wanted_of(graph, logits=logits)
-    found = _measured(program, frame, wanted, [*arrays, *program.inputs])
+    return Trace(measured(graph, _measured(program, low.frame, wanted, [*arrays, *program.inputs]), wanted), low.places)
+
+
+def measured(graph: Graph, found: Any, wanted: Wanted) -> Graph:
+    """The graph with what an evaluator found."""
     facts = facts_of(found, wanted)
-    return Trace(replace(graph, **facts, notes=(*graph.notes, *unmeasured(facts, wanted))), places)
+    return replace(graph, **facts, notes=(*graph.notes, *unmeasured(facts, wanted)))
 
 
 def _measured(program: Program, frame: Frame, wanted: Wanted, args: list[Any]) -> Any:
@@ -172,8 +243,12 @@ def _note_closed_over(low: Lowering) -> None:
                 ] = None
 
 
-def _settle_numbers(low: Lowering, program: Program, frame: Frame, args: list[Any]) -> None:
-    """Compute the one-element values that no input reaches and that are more than a few steps from a number."""
+def _settle_numbers(low: Lowering, program: Program, frame: Frame, args: list[Any]) -> bool:
+    """Compute the one-element values that no input reaches and that are more than a few steps from a number.
+
+    Returns:
+        Whether there were any.
+    """
     used = {v for node in low.nodes for v in node.inputs}
     unknown = [
         v
@@ -181,15 +256,16 @@ def _settle_numbers(low: Lowering, program: Program, frame: Frame, args: list[An
         if d.number is None and d.origin is Origin.NODE and not d.varying and int(np.prod(d.shape)) == 1 and v in used
     ]
     if not unknown:
-        return
+        return False
     found = _measured(program, frame, Wanted(numbers=frozenset(unknown)), args)
     for v, array in numbers_of(found).items():
         host = np.asarray(array)
         if host.size and host.dtype.kind != "c" and bool((host == host.flat[0]).all()):
             low.settle(v, host.reshape(-1)[:1].reshape(low.shape(v)))
+    return True
 
 
-def _repeats(inputs: Sequence[Any]) -> float | None:
+def repeats_in(inputs: Sequence[Any]) -> float | None:
     """Share of positions whose next token is the same token, in the first integer input."""
     for a in inputs:
         if not is_key(a) and np.dtype(a.dtype).kind in "iu" and a.ndim >= 1 and a.shape[-1] > 1:

@@ -3,9 +3,11 @@
 In JAX a parameter is a place in the tree, never the array object: one array at two places is two parameters.
 """
 
+import copy
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -56,6 +58,14 @@ def is_key(leaf: Any) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
+def kind_of(array: Any) -> Hashable:
+    """An array without its elements."""
+    typed: Callable[[Any], Hashable] | None = getattr(jax, "typeof", None)
+    if typed is None or is_abstract(array):  # releases without it
+        return type(array).__name__, tuple(array.shape), str(array.dtype)
+    return typed(array)
+
+
 def dotted(path: Sequence[Any]) -> str:
     """A path in words: dictionary keys, attributes and positions joined with dots.
 
@@ -100,6 +110,21 @@ class Tree:
         self.names = distinct([found[i][0] for i in self._places])
         self.arrays = [self._leaves[i] for i in self._places]
 
+    @property
+    def kind(self) -> Hashable:
+        """What a function of the tree is traced for, as `jax.jit` has it: everything but the arrays' elements."""
+        places = frozenset(self._places)
+        rest = tuple((i, type(leaf), leaf) for i, leaf in enumerate(self._leaves) if i not in places)
+        return self._structure, rest, tuple(map(kind_of, self.arrays))
+
+    def emptied(self) -> "Tree":
+        """The same without its arrays."""
+        twin = copy.copy(self)
+        places = frozenset(self._places)
+        twin._leaves = [None if i in places else leaf for i, leaf in enumerate(self._leaves)]
+        twin.arrays = []
+        return twin
+
     def rebuilt(self, arrays: Sequence[Any]) -> Any:
         """The tree with other arrays in it."""
         leaves = list(self._leaves)
@@ -108,12 +133,50 @@ class Tree:
         return tree_util.tree_unflatten(self._structure, leaves)
 
 
-def arrays_in(tree: Any, depth: int = 4) -> list[Any]:
-    """Arrays of whatever a model returns, plain objects opened."""
-    found = []
-    for leaf in jax.tree.leaves(tree):
-        if is_array(leaf):
-            found.append(leaf)
-        elif depth and hasattr(leaf, "__dict__") and not callable(leaf):
-            found += arrays_in(vars(leaf), depth - 1)
-    return found
+class Returned:
+    """Whatever a model returns, plain objects opened.
+
+    Args:
+        result: A pytree, of which leaves may be objects with arrays as attributes.
+
+    Attributes:
+        arrays: In order.
+
+    Example:
+        >>> found = Returned({"logits": np.ones(2), "name": "a"})
+        >>> found.rebuilt([np.zeros(2)])
+        {'logits': array([0., 0.]), 'name': 'a'}
+    """
+
+    def __init__(self, result: Any, depth: int = 4) -> None:
+        leaves, self._structure = jax.tree.flatten(result)
+        self.arrays: list[Any] = []
+        self._parts: list[Callable[[Iterator[Any]], Any]] = []
+        for leaf in leaves:
+            if is_array(leaf):
+                self.arrays.append(leaf)
+                self._parts.append(next)
+            elif depth and hasattr(leaf, "__dict__") and not callable(leaf):
+                inner = Returned(vars(leaf), depth - 1)
+                self.arrays += inner.arrays
+                inner.arrays = []
+                self._parts.append(partial(_object, type(leaf), inner))
+            else:
+                self._parts.append(partial(_same, leaf))
+
+    def rebuilt(self, arrays: Sequence[Any]) -> Any:
+        """The same with other arrays in it; objects are new ones."""
+        return self._made(iter(arrays))
+
+    def _made(self, given: Iterator[Any]) -> Any:
+        return tree_util.tree_unflatten(self._structure, [part(given) for part in self._parts])
+
+
+def _object(kind: type[Any], attributes: Returned, given: Iterator[Any]) -> Any:
+    made = object.__new__(kind)
+    vars(made).update(attributes._made(given))
+    return made
+
+
+def _same(leaf: Any, given: Iterator[Any]) -> Any:
+    return leaf

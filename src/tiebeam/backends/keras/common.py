@@ -1,5 +1,6 @@
 """What Keras itself tells of a model, on whichever framework it runs: most of a backend's protocol."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,8 @@ from tiebeam.backends.keras.layers import Layers
 from tiebeam.backends.keras.variables import Variables, vocab_bound
 from tiebeam.core.report import Finding
 from tiebeam.errors import ShapeError
+
+_KERAS_PASSES = ("training", "mask")
 
 
 class KerasModel:
@@ -35,8 +38,15 @@ class KerasModel:
 
     @property
     def forward(self) -> Callable[..., Any]:
-        """What the inputs go to, for its signature."""
-        return self.model.call  # type: ignore[no-any-return]
+        """What the inputs go to, for its signature: what Keras itself passes is no input."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self.model.call(*args, **kwargs)
+
+        own = inspect.signature(self.model.call)
+        given = [p for p in own.parameters.values() if p.name not in _KERAS_PASSES or p.default is p.empty]
+        vars(call)["__signature__"] = own.replace(parameters=given)
+        return call
 
     def arguments(self, given: Any) -> inputs.Arguments:
         """One positional argument, or a tuple of them; NumPy arrays turned into tensors."""

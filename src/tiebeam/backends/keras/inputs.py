@@ -92,7 +92,7 @@ def shorter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Arguments]
     """
     leaves = keras.tree.flatten((args, dict(kwargs)))
     places = [i for i, v in enumerate(leaves) if keras.ops.is_tensor(v) or isinstance(v, np.ndarray)]
-    arrays = [_host(leaves[i]) for i in places]
+    arrays = [host(leaves[i]) for i in places]
     lengths = {a.shape[-1] for a in arrays if a.dtype.kind in "iu" and a.ndim}
     lengths = lengths or {a.shape[1] for a in arrays[:1] if a.ndim > 1}
     first = next((a for a in arrays if a.ndim and lengths.intersection(a.shape)), None)
@@ -115,7 +115,7 @@ def shorter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Arguments]
     return [*tries, *([all_changed(0, other)] if batch else []), all_changed(0, batch)]
 
 
-def _host(tensor: Any) -> Any:
+def host(tensor: Any) -> Any:
     """A tensor in NumPy: Keras' own way warns on PyTorch, and NumPy alone knows no bfloat16."""
     if keras.backend.standardize_dtype(tensor.dtype) == "bfloat16":
         tensor = keras.ops.cast(tensor, "float32")

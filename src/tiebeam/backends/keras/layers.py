@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -42,17 +43,14 @@ class Layers:
         names = [layer.name for layer in self.all]
         return {layer.name: self.paths[id(layer)] for layer in self.all if names.count(layer.name) == 1}
 
-    def where(self, scopes: list[str]) -> str:
-        """The innermost layer that a stack of name scopes ends in, by its path.
+    @cached_property
+    def places(self) -> "Places":
+        """Paths and names alone, which outlive the layers."""
+        return Places(frozenset(self.by_path), dict(self.by_name))
 
-        Scopes follow the calls: a layer that is called from elsewhere than it was built stands alone by its name.
-        """
-        for end in range(len(scopes), 0, -1):
-            paths = ("/".join(scopes[start:end]) for start in range(end))
-            found = next((p for p in paths if p in self.by_path), self.by_name.get(scopes[end - 1]))
-            if found is not None:
-                return found
-        return ""
+    def where(self, scopes: list[str]) -> str:
+        """The innermost layer that a stack of name scopes ends in, by its path."""
+        return self.places.where(scopes)
 
     def owners(self, variable: Any) -> list[keras.Layer]:
         """The layers that hold a variable themselves, first the one that it is named after."""
@@ -63,6 +61,31 @@ class Layers:
     def expression(self, layer: keras.Layer) -> str:
         """Python that gets at a layer from `model`, or "" where there is none."""
         return _expressions(self.model).get(id(layer), "")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where layers are, without the layers.
+
+    Attributes:
+        paths: Of all layers.
+        by_name: Path of each layer whose name no other has.
+    """
+
+    paths: frozenset[str]
+    by_name: Mapping[str, str]
+
+    def where(self, scopes: list[str]) -> str:
+        """The innermost layer that a stack of name scopes ends in, by its path.
+
+        Scopes follow the calls: a layer that is called from elsewhere than it was built stands alone by its name.
+        """
+        for end in range(len(scopes), 0, -1):
+            paths = ("/".join(scopes[start:end]) for start in range(end))
+            found = next((p for p in paths if p in self.paths), self.by_name.get(scopes[end - 1]))
+            if found is not None:
+                return found
+        return ""
 
 
 def own_variables(layer: keras.Layer) -> list[Any]:

@@ -1,7 +1,9 @@
 """Keras on JAX: the jaxpr of the model's call, its variables as arguments; what is written is assigned."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+from weakref import ref
 
 import keras
 
@@ -10,8 +12,22 @@ from tiebeam.backends.jax.scopes import scopes
 from tiebeam.backends.jax.trace import Trace
 from tiebeam.backends.jax.tree import Slot
 from tiebeam.backends.keras.common import KerasModel
+from tiebeam.backends.keras.layers import Places
+from tiebeam.backends.keras.silent import states_of
 from tiebeam.backends.keras.untouched import untouched
+from tiebeam.core.passes import Passed, Request, Wanted
 from tiebeam.ir import Leaf
+
+
+@dataclass(frozen=True)
+class PlacesOnJax:
+    """Layers by the name stacks of a jaxpr."""
+
+    places: Places
+
+    def where(self, stack: str) -> str:
+        """The path of the layer that a name stack stands for."""
+        return self.places.where(scopes(stack))
 
 
 class HeldKeras:
@@ -44,7 +60,16 @@ class HeldKeras:
         return self.model
 
     def where(self, stack: str) -> str:
-        return self._layers.where(scopes(stack))
+        return self.naming.where(stack)
+
+    @property
+    def naming(self) -> PlacesOnJax:
+        return PlacesOnJax(self._layers.places)
+
+    @property
+    def kind(self) -> Hashable:
+        """The model, which a program need not keep alive, and what is trained and shared in it."""
+        return ref(self.model), tuple((slot.names, slot.trainable) for slot in self.slots)
 
     def tie(self, owner: str, other: str) -> str:
         return ""  # `KerasFixes` knows
@@ -69,6 +94,22 @@ class KerasOnJax(KerasModel, JaxModel):
         """One call of the model."""
         traced: Trace = self.noted(super().trace(args, kwargs, logits=logits, seed=seed, measure=measure))
         return traced
+
+    def differentiate(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], request: Request
+    ) -> tuple[Trace, Wanted, Passed]:
+        """One forward and one backward pass; see `protocol.Differentiable`."""
+        asked_of = replace(request, optimizer=self._states(request.optimizer))
+        traced, asked, passed = super().differentiate(args, kwargs, asked_of)
+        return self.noted(traced), asked, passed
+
+    def _states(self, optimizer: Any) -> Any:
+        """A Keras optimizer's moments by the path of their variable, as an optax state has them."""
+        if not isinstance(optimizer, keras.optimizers.Optimizer):
+            return optimizer
+        held = {v.name: states_of(optimizer, v.variable._value) for v in self.variables.parameters}
+        most = max(map(len, held.values()), default=0)
+        return [{name: found[i].value for name, found in held.items() if i < len(found)} for i in range(most)]
 
     def write(
         self,

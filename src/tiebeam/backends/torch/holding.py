@@ -23,7 +23,7 @@ def facts_of(
         InputError: An optimizer has no groups, a scheduler is of none of them, or the report is of another model.
     """
     several = isinstance(optimizer, Sequence)
-    optimizers = [_inner(o) for o in (optimizer if several else [optimizer])]
+    optimizers = [inner(o) for o in (optimizer if several else [optimizer])]
     parameters, held = inventory(model)
     owner = {id(held[p.names[0]]): p.names[0] for p in parameters}
     groups: list[HeldGroup] = []
@@ -51,7 +51,7 @@ def facts_of(
     return facts, notes
 
 
-def _inner(wrapped: Any) -> Any:
+def inner(wrapped: Any) -> Any:
     """The optimizer inside wrappers that scale, accelerate or shard its step."""
     inner = wrapped
     while hasattr(inner, "optimizer"):
@@ -106,7 +106,7 @@ def _schedules(
             if not hasattr(one, "scheduler"):
                 raise InputError(f"a {type(one).__name__} is no scheduler of PyTorch", got="no optimizer in it")
             one = one.scheduler
-        target = _inner(one.optimizer)
+        target = inner(one.optimizer)
         place = next((i for i, o in enumerate(optimizers) if o is target), None)
         if place is None:
             raise InputError(

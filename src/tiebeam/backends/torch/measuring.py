@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from tiebeam.backends.torch.measuring_numbers import (
     CHUNK,
+    adds_up,
     dense,
     drift,
     gram,
@@ -27,7 +28,7 @@ from tiebeam.backends.torch.trace import Trace, trace
 from tiebeam.core.passes import ROLES, Passed, Request, Role, RoleRead, Sent, Wanted, wanted
 from tiebeam.core.targets import IGNORED, targets_of
 from tiebeam.errors import InputError
-from tiebeam.ir import Leaf
+from tiebeam.ir import Leaf, Op
 
 
 def differentiate(
@@ -65,7 +66,7 @@ class Objective:
     @classmethod
     def of(cls, traced: Trace, asked: Wanted, request: Request) -> "Objective":
         """The loss that the caller, the model or the tokens give, in this order."""
-        outputs, ids = traced.graph.outputs, traced.ids.get(-1 if asked.ids is None else asked.ids)
+        outputs, ids = traced.graph.outputs, tokens_read(traced, asked)
         if request.loss is not None:
             return cls("loss=", request.loss)
         if asked.loss is not None:
@@ -88,6 +89,17 @@ class Objective:
             return value.reshape(())
         exact = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
         return F.cross_entropy(exact.flatten(0, -2), self.targets.to(value.device), ignore_index=IGNORED)
+
+
+def tokens_read(traced: Trace, asked: Wanted) -> Tensor | None:
+    """The integers whose rows became the main table's logits; where they were distributed, as they came in."""
+    graph, value = traced.graph, asked.ids
+    while value is not None and value not in traced.ids:
+        node = graph.producer(value)
+        same = node is not None and node.op is Op.LAYOUT and len(node.inputs) == 1
+        before = node.inputs[0] if node is not None and same else None
+        value = before if before is not None and graph.values[before].shape == graph.values[value].shape else None
+    return None if value is None else traced.ids[value]
 
 
 class _Pass:
@@ -150,7 +162,7 @@ class _Pass:
 
     @property
     def _ids(self) -> Tensor | None:
-        return None if self.asked.ids is None else self.traced.ids.get(self.asked.ids)
+        return tokens_read(self.traced, self.asked)
 
     def _suspects(self, loss: float) -> str:
         """What else is not finite, for the message."""
@@ -184,10 +196,11 @@ class _Pass:
         tensor = self.traced.tensors[leaf.key]
         if not tensor.requires_grad:
             return None  # frozen, or a buffer: the facts of the table say so
-        if leaf.fetched or not tensor.is_leaf:
+        used = self.traced.used[leaf.key] if leaf.fetched else [tensor]
+        if len(used) > 1 or not used[0].is_leaf:
             self.notes.append(f"{leaf.name!r} lies elsewhere: a wrapper fetches it, and its gradient is not read")
             return None
-        return tensor
+        return used[0]
 
     def _places(self) -> dict[int, list[Place]]:
         """Where roles read each leaf, by the numbers of autograd's nodes."""
@@ -215,13 +228,13 @@ class _Pass:
             keys = [k for k in dict.fromkeys(r.leaf for r in reads) if k in leaves]
             if not keys:
                 continue
-            unaccounted[table] = max(leaves[k].unaccounted() for k in keys)
             both = {role: self._of(role, reads, leaves) for role in ROLES}
             rows: dict[Role, Tensor] = {}
             for role, grad in both.items():
                 if grad is not None:
                     norm, rows[role] = rows_reached(grad)
                     sent[table, role] = Sent(norm, len(rows[role]), grad)
+            unaccounted[table] = max(leaves[k].unaccounted(rows.get("lookup")) for k in keys)
             lookup, readout = both["lookup"], both["readout"]
             if lookup is not None and readout is not None and lookup.shape == readout.shape:
                 size = sent[table, "lookup"].norm * sent[table, "readout"].norm
@@ -276,13 +289,19 @@ class _Leaf:
             whole = whole.squeeze(next(i for i, n in enumerate(whole.shape) if n == 1))
         return whole if self.vocab_axis == 0 else whole.mT
 
-    def unaccounted(self) -> float:
-        """Share of the gradient's norm that the two roles do not add up to."""
+    def unaccounted(self, looked_up: Tensor | None) -> float:
+        """Share of the gradient's norm that the two roles do not add up to.
+
+        Args:
+            looked_up: Rows outside of which the lookup sends nothing, where that is known.
+        """
         if self.whole is None:
             return 0.0
         whole, known = dense(self.whole), [dense(g) for k, g in self.arrivals.sent if k != "other"]
         if not known:
             return 1.0 if bool(whole.any()) else 0.0
+        if looked_up is not None and self.vocab_axis == 0 and whole.ndim == 2 and self._exact(whole, looked_up):
+            return 0.0
         off = norm = 0.0
         rows = max(1, CHUNK // max(1, whole[:1].numel()))
         for part, *sent in zip(*(t.split(rows) for t in (whole, *known)), strict=True):
@@ -292,6 +311,13 @@ class _Leaf:
         if off:
             norm = float(torch.linalg.vector_norm(whole, dtype=wide(whole)))
         return off / norm if norm else off
+
+    def _exact(self, whole: Tensor, looked_up: Tensor) -> bool:
+        """Whether one arrival of each role adds up to the gradient to the last bit, where few rows are looked up."""
+        if sorted(k for k, _ in self.arrivals.sent) != ["lookup", "readout"]:
+            return False
+        sent = {k: dense(g) for k, g in self.arrivals.sent}
+        return adds_up(whole, sent["lookup"], sent["readout"], looked_up)
 
 
 def _scalar(value: Any, what: str) -> Tensor:

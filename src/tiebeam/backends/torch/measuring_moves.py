@@ -16,6 +16,7 @@ from tiebeam.backends.torch.containers import tensors_of
 from tiebeam.backends.torch.control import CONTROL
 from tiebeam.backends.torch.measuring import Objective
 from tiebeam.backends.torch.measuring_session import checkpoints_in_sight, gradients_aside
+from tiebeam.backends.torch.parts import sharded
 from tiebeam.backends.torch.roles import backward
 from tiebeam.backends.torch.schema import schema_of
 from tiebeam.backends.torch.session import neutral, unwrapped
@@ -96,6 +97,12 @@ class Moves:
         self.std = float(torch.linalg.vector_norm(rows)) / max(1, rows.numel()) ** 0.5 or 1.0
         self._objective = Objective.of(traced, asked, request)
         loss = self._objective(result, returned)
+        if not bool(torch.isfinite(loss.detach())):
+            raise InputError(
+                "the loss is not finite: it has no slope to compare with",
+                got=f"a loss of {float(loss.detach())}",
+                hint="tiebeam.measure(model, batch) says what else is not",
+            )
         exact = loss.dtype if _sharp(traced.graph) else torch.float32
         self.step, self.eps = STEPS.get(exact, 5e-2), torch.finfo(exact).eps / 2
         if exact != loss.dtype:
@@ -136,7 +143,11 @@ class Moves:
                 place.copy_(before)
 
         # Recorded and kept as in the first pass, so that the same operations run.
-        during = _During(self._when[role], moved)
+        def run(ordinal: int, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            with moved():
+                return func(*args, **(kwargs or {}))
+
+        during = During(self._when[role], run)
         with neutral(self.modules, self.parameters, drop=False), checkpoints_in_sight(), during:
             result = self.model(*self.args, **self.kwargs)
         if during.missed:
@@ -159,6 +170,13 @@ def _sharp(graph: Graph) -> bool:
 
 
 def _copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    if name := next((n for n, p in model.named_parameters() if sharded(p)), None):
+        raise InputError(
+            f"{type(model).__name__} lies in shards, and a check moves rows of its table",
+            got=f"{name!r} of several processes",
+            expected="a model that is whole",
+            hint="check it before it is sharded",
+        )
     try:
         twin = copy.deepcopy(unwrapped(model))
     except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError) as error:
@@ -181,14 +199,19 @@ def moves_of(
     return Moves(model, args, kwargs, request, torch.float32), (note,)
 
 
-class _During(TorchDispatchMode):
-    """Runs some operations, by how many ran before, within a context; counts as `Recorder` does."""
+class During(TorchDispatchMode):
+    """Runs some operations, by how many ran before, in another way; counts as `Recorder` does.
+
+    Args:
+        when: Their numbers, and their names.
+        run: Called with the number, the operation and its arguments.
+    """
 
     supports_higher_order_operators = True
 
-    def __init__(self, when: Mapping[int, str], moved: Callable[[], Any]) -> None:
+    def __init__(self, when: Mapping[int, str], run: Callable[..., Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.when, self.moved, self.ran = when, moved, 0
+        self.when, self.run, self.ran = when, run, 0
         self.missed = dict(when)  # what has not run at its place
 
     @classmethod
@@ -211,5 +234,4 @@ class _During(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         if schema.name in self.when[ordinal]:  # a product written as multiply and sum goes by both names
             self.missed.pop(ordinal, None)
-        with self.moved():
-            return func(*args, **(kwargs or {}))
+        return self.run(ordinal, func, args, kwargs)

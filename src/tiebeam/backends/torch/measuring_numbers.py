@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tiebeam.backends.torch.parts import sharded
 from tiebeam.core.passes import Drift, Role, Sent
 
 ROWS = 64  # rows of logits compared at a time
@@ -15,7 +17,9 @@ CHUNK = 1 << 20  # elements of a table added or multiplied at a time: what a cac
 
 
 def dense(t: Tensor) -> Tensor:
-    """The tensor without sparsity."""
+    """The tensor without sparsity, and whole where it lies in shards: every process then has to ask for it."""
+    if sharded(t):
+        return t.full_tensor()
     return t.to_dense() if t.layout is not torch.strided else t
 
 
@@ -36,17 +40,46 @@ def rows_reached(grad: Tensor) -> tuple[float, Tensor]:
     """
     norms = torch.linalg.vector_norm(grad, dim=1, dtype=wide(grad))
     reached = norms != 0
+    norm = float(torch.linalg.vector_norm(norms))
     if not bool(reached.all()):  # the squares of tiny entries vanish: the largest entry does not
-        reached = torch.linalg.vector_norm(grad, ord=float("inf"), dim=1) != 0
-    return float(torch.linalg.vector_norm(norms)), reached.nonzero().flatten()
+        reached = _filled(grad)
+        if not norm and bool(reached.any()):
+            norm = float(torch.linalg.vector_norm(grad[reached].double()))
+    return norm, reached.nonzero().flatten()
+
+
+def adds_up(whole: Tensor, few: Tensor, full: Tensor, at: Tensor) -> bool:
+    """Whether `whole` is exactly the sum of the two, `few` being zero outside of the rows `at`: in one pass.
+
+    Args:
+        at: In rising order. Where it is most of the rows, nothing is gained, and the answer is False.
+
+    Example:
+        >>> full, at = torch.ones(9, 2), torch.tensor([4])
+        >>> few = torch.zeros(9, 2).index_fill(0, at, 2.0)
+        >>> adds_up(full + few, few, full, at), adds_up(full, few, full, at)
+        (True, False)
+    """
+    if len(at) > len(whole) // 8 or not torch.equal(whole[at], few[at] + full[at]):
+        return False
+    edges = [-1, *at.tolist(), len(whole)]
+    return all(torch.equal(whole[a + 1 : b], full[a + 1 : b]) for a, b in pairwise(edges))
+
+
+def _filled(rows: Tensor) -> Tensor:
+    """Which rows hold anything but zeros; a maximum is a sixth of the price of the norm that is one."""
+    return (rows.amax(1) != 0) | (rows.amin(1) != 0)
 
 
 def inner(a: Tensor, b: Tensor) -> float:
     """Inner product of two matrices of one shape, summed in float64, chunk by chunk."""
     rows = max(1, CHUNK // max(1, a.shape[1]))
-    return sum(
-        float((x.to(wide(x)) * y).sum(dtype=torch.float64)) for x, y in zip(a.split(rows), b.split(rows), strict=True)
-    )
+
+    def added(dtype: torch.dtype) -> float:
+        pairs = zip(a.split(rows), b.split(rows), strict=True)
+        return sum(float((x.to(dtype) * y).sum(dtype=torch.float64)) for x, y in pairs)
+
+    return added(wide(a)) or added(torch.float64)  # products of tiny entries vanish in float32
 
 
 def own_token(logits: Tensor, own: Tensor) -> tuple[float, float]:
@@ -63,14 +96,15 @@ def own_token(logits: Tensor, own: Tensor) -> tuple[float, float]:
     mine = logits.gather(1, own[:, None])
     rank = 0.0
     for rows, at in zip(logits.split(ROWS), mine.split(ROWS), strict=True):
-        above, upto = (rows > at).sum(), (rows >= at).sum()
+        above, upto = torch.count_nonzero(rows > at), torch.count_nonzero(rows >= at)
         rank += float(above + upto + len(rows)) / 2
     return float(mine.sum(dtype=torch.float64)) / len(own), rank / len(own)
 
 
 def gram(table: Tensor, vocab_axis: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """`table.T @ table` of a (vocab, width) table, chunk by chunk."""
-    rows = table.detach() if vocab_axis == 0 else table.detach().mT
+    whole = dense(table.detach())
+    rows = whole if vocab_axis == 0 else whole.mT
     total = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64)
     for chunk in rows.split(max(1, CHUNK // max(1, rows.shape[1]))):
         exact = chunk.to(wide(chunk))
@@ -80,7 +114,7 @@ def gram(table: Tensor, vocab_axis: int) -> np.ndarray[Any, np.dtype[np.float64]
 
 def drift(before: Tensor, table: Tensor, vocab_axis: int, sent: Mapping[tuple[int, Role], Sent], index: int) -> Drift:
     """Where a table went, and how much of that is either role's descent."""
-    old, now = (t if vocab_axis == 0 else t.mT for t in (before, table.detach()))
+    old, now = (t if vocab_axis == 0 else t.mT for t in (dense(before), dense(table.detach())))
     change = now.to(wide(now)) - old.to(now.device, wide(now))
     norm, rows = rows_reached(change)
     size = float(torch.linalg.vector_norm(old, dtype=wide(old)))
@@ -102,6 +136,6 @@ def silent_rows(optimizer: Any, table: Tensor, vocab_axis: int) -> int | None:
         return None
     heard = torch.zeros(table.shape[vocab_axis], dtype=torch.bool, device=table.device)
     for moment in moments:
-        rows = moment if vocab_axis == 0 else moment.mT
-        heard |= (torch.linalg.vector_norm(rows, ord=float("inf"), dim=1) != 0).to(heard.device)
+        rows = dense(moment) if vocab_axis == 0 else dense(moment).mT
+        heard |= _filled(rows).to(heard.device)
     return int((~heard).sum())

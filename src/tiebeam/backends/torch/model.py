@@ -13,13 +13,16 @@ from tiebeam.backends.torch.diagnose import check_shaped, unfit_modules, without
 from tiebeam.backends.torch.fixes import TorchFixes
 from tiebeam.backends.torch.measuring import differentiate
 from tiebeam.backends.torch.measuring_moves import moves_of
+from tiebeam.backends.torch.operations.operator import TorchOperator
 from tiebeam.backends.torch.parts import sharded
+from tiebeam.backends.torch.quantising import Swaps
 from tiebeam.backends.torch.shorten import shorter_arguments
 from tiebeam.backends.torch.trace import How, Trace, trace
 from tiebeam.core.findings import Fixes
 from tiebeam.core.gradient_check import MovableTable
 from tiebeam.core.passes import Passed, Request, Wanted
 from tiebeam.core.report import Finding
+from tiebeam.core.sensitivity import QuantisableTable
 from tiebeam.core.statistics import Distance, TableStatistics
 from tiebeam.errors import InputError, ShapeError
 from tiebeam.ir import Leaf
@@ -118,6 +121,12 @@ class TorchModel:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], request: Request
     ) -> tuple[MovableTable, tuple[str, ...]]:
         return moves_of(self.model, args, kwargs, request)
+
+    def quantisable(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> QuantisableTable:
+        return Swaps(self.model, args, kwargs)
+
+    def operator(self, optimizer: Any) -> TorchOperator:
+        return TorchOperator(self.model, optimizer)
 
     def shorter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         with torch.inference_mode(False):

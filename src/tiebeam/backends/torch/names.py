@@ -11,11 +11,25 @@ _NEVER = frozenset((bool, int, float, str, type(None)))  # most other attributes
 Paths = list[tuple[str, nn.Module]]
 
 
+class StandIn(nn.Module):
+    """A module in the place of another library's model, which says itself what that is made of."""
+
+    def module_paths(self) -> Paths:
+        """Every path of every module."""
+        raise NotImplementedError
+
+    def tensor_paths(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        """Every path of every parameter and buffer (name, tensor, is a parameter)."""
+        raise NotImplementedError
+
+
 def module_tree(model: nn.Module) -> Paths:
     """Every path of every module in the order of `named_modules`, aliases included.
 
     Looking at a model walks it before and after each pass: `named_modules` goes through a generator a level.
     """
+    if isinstance(model, StandIn):
+        return model.module_paths()
     paths: Paths = []
 
     def visit(path: str, module: nn.Module) -> None:
@@ -39,6 +53,9 @@ def first_paths(tree: Paths) -> Paths:
 
 def named_tensors(model: nn.Module, paths: Paths | None = None) -> Iterator[tuple[str, torch.Tensor, bool]]:
     """Every path of every parameter and buffer (name, tensor, is a parameter), aliases included."""
+    if isinstance(model, StandIn):
+        yield from model.tensor_paths()
+        return
     for path, module in module_tree(model) if paths is None else paths:
         front = f"{path}." if path else ""
         for registry, is_parameter in ((module._parameters, True), (module._buffers, False)):

@@ -210,8 +210,10 @@ def split_for_muon(
 
 
 def _planned(model: nn.Module, report: Report, **asked: Any) -> tuple[GroupPlan, dict[str, nn.Parameter]]:
+    check_report(report)
     parameters, held = inventory(model)
     prefix = _prefix(model, report)
+    _check_shapes(report, held, parameters, prefix)
     said = asked.pop("ratios", None)
     plan = plan_groups(
         parameters,
@@ -231,10 +233,48 @@ def tables_of(
     Raises:
         InputError: One is not the model's.
     """
+    check_report(report)
     parameters = list(parameters)
     tables = _named(report, model, _prefix(model, report))
     found = {t.name: tuple(p.names[0] for p in owners_of(t, parameters) if p.trainable) for t in tables}
     return tables, {name: owners for name, owners in found.items() if owners}
+
+
+def check_report(report: Any) -> None:
+    """Refuse what is no report.
+
+    Raises:
+        InputError: It is none.
+    """
+    if not isinstance(report, Report):
+        raise InputError(
+            "a report on the model is needed: it says which parameter is a table",
+            got=repr(report) if report is None else type(report).__name__,
+            expected="what tiebeam.inspect or tiebeam.initialize returns",
+            hint="report = tiebeam.inspect(model, inputs)",
+        )
+
+
+def _check_shapes(
+    report: Report, held: Mapping[str, nn.Parameter], parameters: Iterable[Parameter], prefix: str
+) -> None:
+    """Refuse a report whose table has another size than the parameter of that name.
+
+    Where names and sizes are the same, another instance of the model is as good as this one.
+    """
+    owners = {n: p.names[0] for p in parameters for n in p.names}
+    for t in report.tables:
+        owner = next((owners[n] for n in (_path(prefix, n) for n in t.names) if n in owners), None)
+        if owner is None:
+            continue  # said by the plan
+        shape = tuple(n for n in held[owner].shape if n != 1)
+        if len(shape) == 2 and not (t.vocab in shape and t.width in shape):
+            raise InputError(
+                f"the report is of another model: its table {t.name!r} has other sizes",
+                got=f"a parameter of shape {tuple(held[owner].shape)}",
+                expected=f"vocab {t.vocab} and width {t.width}, as {report.model} had",
+                hint="report = tiebeam.inspect(model, inputs), after resizing and loading",
+            )
 
 
 def _named(report: Report, model: nn.Module, prefix: str) -> tuple[Table, ...]:

@@ -8,6 +8,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from tiebeam.backends.torch.optim import check_report
 from tiebeam.backends.torch.session import unwrapped
 from tiebeam.core.facts import Lookup
 from tiebeam.core.report import Report
@@ -130,6 +131,7 @@ def mix_roles(model: nn.Module, report: Report, *, lookup: float) -> Mixing:
         4.0
     """
     _checked(lookup)
+    check_report(report)
     inner = unwrapped(model)
     modules, tensors = dict(inner.named_modules()), dict(inner.named_parameters(remove_duplicate=False))
     uses = [use for t in report.tables if t.tied for use in t.lookups]

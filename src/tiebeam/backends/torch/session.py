@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from tiebeam.blocks.readout_loss.torch.plain import logits_in_sight
+
 
 def _drop(_: torch.Tensor) -> None:
     return None
@@ -35,8 +37,8 @@ def neutral(
     """Conditions of the pass.
 
     Gradients are recorded (so detached roles show and fused inference paths are not taken) but nothing
-    is kept for a backward pass; cached casts are cleared; compiled wrappers run eagerly; generators
-    are as before afterwards.
+    is kept for a backward pass; cached casts are cleared; compiled wrappers run eagerly; tiebeam's own readout
+    loss goes by way of its logits; generators are as before afterwards.
 
     Args:
         modules, parameters: Of the model, each once.
@@ -56,6 +58,7 @@ def neutral(
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_drop, _refuse))
         if _compiled(modules):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(logits_in_sight())
         torch.clear_autocast_cache()
         if seed is not None:
             torch.manual_seed(seed % 2**64)  # all that it takes

@@ -54,6 +54,7 @@ class Trace:
 
     Attributes:
         tensors: The tensor of each leaf, by `Leaf.key`.
+        used: The tensors that stood for it in the pass: others than that where a wrapper fetches it.
         items: A Python number was read out of a tensor that an input reached, or was made up.
         how: The way in which the model could be run.
         steps: For each node of the graph its record's `sequence` and `ordinal`.
@@ -66,6 +67,7 @@ class Trace:
     how: How = field(default_factory=How)
     steps: Sequence[tuple[int, int]] = ()
     ids: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    used: Mapping[int, Sequence[torch.Tensor]] = field(default_factory=dict)
 
 
 class Then(Protocol):
@@ -237,7 +239,7 @@ def _finish(
     graph = _without_made_up(graph) if recorder.answers else graph
     integers = {v: t for v, t in zip(inputs, given, strict=True) if not t.is_floating_point()}
     ids = {**integers, **measures.ids}
-    return Trace(graph, _tensors(names, ledger), recorder.items, steps=steps, ids=ids)
+    return Trace(graph, _tensors(names, ledger), recorder.items, steps=steps, ids=ids, used=_used(ledger))
 
 
 def _without_made_up(graph: Graph) -> Graph:
@@ -274,6 +276,16 @@ def _tensors(names: Names, ledger: Ledger) -> dict[int, torch.Tensor]:
             own = next((names.before[n] for n in leaf.names if n in names.before), used)
             tensors.setdefault(leaf.key, used if valueless(own) else own)
     return tensors
+
+
+def _used(ledger: Ledger) -> dict[int, list[torch.Tensor]]:
+    """The tensors behind each leaf as the pass had them, each once."""
+    found: dict[int, list[torch.Tensor]] = {}
+    for value, tensor in ledger.tensors.items():
+        leaf = ledger.drafts[value].leaf
+        if leaf is not None and all(t is not tensor for t in found.setdefault(leaf.key, [])):
+            found[leaf.key].append(tensor)
+    return found
 
 
 def _faked(mode: FakeTensorMode, t: torch.Tensor) -> torch.Tensor:

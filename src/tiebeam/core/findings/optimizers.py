@@ -26,6 +26,7 @@ class HeldGroup:
         family: Of its optimizer, or None.
         lr, weight_decay, eps: As set before any schedule; None where it has none.
         elements: Of its parameters by owner's path.
+        decoupled: The decay, times the rate, is subtracted beside the step, whatever the family does elsewhere.
     """
 
     place: str
@@ -35,6 +36,7 @@ class HeldGroup:
     weight_decay: float | None
     eps: float | None
     elements: Mapping[str, int]
+    decoupled: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,8 @@ def _table(facts: OptimizerFacts, table: Table, owner: str) -> Iterator[Finding]
                 "table-not-stepped", "error", owner,
                 f"the table {owner!r} is trainable and in no group of the optimizer: it stays as it is",
                 fix=facts.fixes.rebuild(),
-                hint="make it with tiebeam.torch.param_groups or tiebeam.jax.optimizer, then its scheduler",
+                hint="make it with tiebeam.torch.param_groups or the optimizer() of tiebeam.jax or tiebeam.keras, then "
+                "its schedule",
             )  # fmt: skip
         return
     if len(homes) > 1:
@@ -172,7 +175,9 @@ def _under_muon(facts: OptimizerFacts, table: Table, owner: str, group: HeldGrou
         "table-under-muon", "warning", owner,
         f"the table {owner!r} is stepped by {group.family}: its rows are met one at a time, and an update made of "
         "whole matrices moves them all alike, rare or frequent",
-        fix=fix, hint="split the model with tiebeam.torch.split_for_muon, or pass beside= to tiebeam.jax.optimizer",
+        fix=fix,
+        hint="split the model with tiebeam.torch.split_for_muon, or pass beside= to the optimizer() of tiebeam.jax or "
+        "tiebeam.keras",
     )  # fmt: skip
 
 
@@ -212,7 +217,8 @@ def _rate(facts: OptimizerFacts, table: Table, owner: str, home: int, c: float) 
             f"the table {owner!r} is trained at {have:.4g} times the rate of the rest; for its scale, c = {c:.4g}, "
             f"{law.name} wants {want:.4g} times",
             fix=facts.fixes.regroup(owner, home, **settings),
-            hint="make it with tiebeam.torch.param_groups or tiebeam.jax.optimizer, then its scheduler",
+            hint="make it with tiebeam.torch.param_groups or the optimizer() of tiebeam.jax or tiebeam.keras, then "
+                "its schedule",
         )  # fmt: skip
         return
     off = [f"{k} {have:g} where {settings[k]:g} follows" for k, have in _unscaled(group, settings)]
@@ -236,7 +242,7 @@ def _settings(law: Rule, base: HeldGroup, c: float) -> dict[str, float]:
     """What a table's group should hold beside a base group."""
     made = {"lr": (base.lr or 0.0) * c**law.rate}
     if base.weight_decay is not None:
-        made["weight_decay"] = base.weight_decay * c**law.decay
+        made["weight_decay"] = base.weight_decay * c ** law.decay_power(decoupled=base.decoupled)
     if base.eps is not None and "eps" in law.settings:
         made["eps"] = base.eps * c ** POWERS[law.settings["eps"]]
     return made

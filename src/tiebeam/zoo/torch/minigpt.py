@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tiebeam.blocks.readout_loss.torch.call import readout_loss
 from tiebeam.errors import InputError, RangeError, ShapeError
 from tiebeam.zoo.torch.blocks import Block, KVCache, Rotation
 from tiebeam.zoo.torch.config import EMBEDDING_DEFAULT_STD, MiniGPTConfig, Positions
@@ -161,7 +161,7 @@ class MiniGPT(nn.Module):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def loss(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return the mean cross entropy of the targets that are not -100.
+        """Return the mean cross entropy of the targets that are not -100, without holding the logits.
 
         Args:
             ids: (batch, tokens).
@@ -172,7 +172,8 @@ class MiniGPT(nn.Module):
             A scalar. Unit: nats. It is NaN where every target is -100.
 
         Raises:
-            InputError: As `forward`; one token alone and no targets; a target outside the table (on a CPU).
+            InputError: As `forward`; one token alone and no targets; what `readout_loss` refuses, as a target
+                outside the table.
             ShapeError: `targets` and `ids` differ in shape.
         """
         if targets is None:
@@ -186,11 +187,14 @@ class MiniGPT(nn.Module):
             ids, targets = ids[:, :-1], ids[:, 1:]
         elif targets.shape != ids.shape:
             raise ShapeError("targets do not fit ids", got=str(tuple(targets.shape)), expected=str(tuple(ids.shape)))
-        logits = self(ids).flatten(0, 1)
-        try:
-            return F.cross_entropy(logits, targets.flatten().long(), ignore_index=IGNORED_TARGET)
-        except IndexError as error:
-            raise self._outside("targets", targets) from error
+        return readout_loss(
+            self.stream(ids),
+            self.head.weight,
+            targets,
+            factor=self.config.readout_factor,
+            soft_cap=self.config.soft_cap,
+            ignore_index=IGNORED_TARGET,
+        )
 
     @torch.no_grad()
     def generate(
@@ -273,10 +277,9 @@ class MiniGPT(nn.Module):
             raise self._outside("prefix", prefix)
 
     def _outside(self, name: str, ids: Tensor) -> InputError:
-        kept = ids[ids != IGNORED_TARGET] if name == "targets" else ids
         return InputError(
             f"{name} lie outside the table 'embed.weight'",
-            got=f"values from {int(kept.min())} to {int(kept.max())}",
+            got=f"values from {int(ids.min())} to {int(ids.max())}",
             expected=f"0 to {self.config.vocab - 1}",
             hint="the tokenizer and the model must have one vocabulary",
         )

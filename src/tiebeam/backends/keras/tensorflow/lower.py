@@ -76,6 +76,7 @@ class Lowering:
         self.where, self.bodies, self.known_shapes = where, bodies, shapes
         self.drafts: list[Draft] = []
         self.nodes: list[Node] = []
+        self.operations: list[str] = []  # of each node, the operation that it was made of
         self.ids: dict[str, int] = {}  # of tensors
         self.handles: dict[str, str] = {}  # tensor that is a handle -> the graph's input that it came from
         self.states: dict[str, int] = {}  # handle -> the variable's value now
@@ -174,6 +175,7 @@ class Lowering:
         facts.setdefault("label", at.name)
         node = Node(index=index, op=op, inputs=tuple(inputs), outputs=outs, axes=tuple(axes), where=at.where, **facts)
         self.nodes.append(node)
+        self.operations.append(at.operation.name)
         for v in outs:
             self.drafts[v].producer = index
         return outs[0]

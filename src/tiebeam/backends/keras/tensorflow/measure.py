@@ -107,7 +107,7 @@ def measured(program: Program, wanted: Wanted, names: Mapping[int, str]) -> dict
     if made is None:
         made = program.compiled[wanted] = Evaluator(wanted, names)
         made.function = program.function(made.tensors, made.read) if made.tensors else None
-    results = iter([np.asarray(t) for t in _run(program, made.function or program.traced)] if made.tensors else [])
+    results = iter([np.asarray(t) for t in run(program, made.function or program.traced)] if made.tensors else [])
     return {
         "moments": {v: (float(next(results)), float(next(results))) for v in made.moments},
         "cosines": {at: float(next(results)) for at in made.cosines},
@@ -150,7 +150,7 @@ def shapes_of(program: Program) -> dict[str, tuple[int, ...]]:
             defined = {node.name for node in program.definition.node}
             unknown = [name for name in unknown if name.rpartition(":")[0] in defined]
             function = program.function(unknown, lambda found: [tf.shape(t) for t in found])
-            shapes = [tuple(np.asarray(t).tolist()) for t in _run(program, function)]
+            shapes = [tuple(np.asarray(t).tolist()) for t in run(program, function)]
             known.update(zip(unknown, shapes, strict=True))
     return known
 
@@ -165,9 +165,10 @@ def unknown_shapes(program: Program) -> list[str]:
     ]
 
 
-def _run(program: Program, function: Any) -> list[Any]:
+def run(program: Program, function: Any, *more: Any) -> Any:
+    """Run a function of a program's inputs once; what the program writes itself is put back."""
     with _put_back(program), _as_written():
-        return list(function(*program.inputs))
+        return function(*program.inputs, *more)
 
 
 @contextmanager

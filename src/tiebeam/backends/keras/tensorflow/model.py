@@ -9,9 +9,14 @@ from tiebeam.backends.keras.common import KerasModel
 from tiebeam.backends.keras.tensorflow import weights
 from tiebeam.backends.keras.tensorflow.glance import glance
 from tiebeam.backends.keras.tensorflow.leaves import copies_of
+from tiebeam.backends.keras.tensorflow.measuring import differentiate
+from tiebeam.backends.keras.tensorflow.measuring_moves import Moves
 from tiebeam.backends.keras.tensorflow.program import Program, program_of
-from tiebeam.backends.keras.tensorflow.trace import Trace, measuring, trace
+from tiebeam.backends.keras.tensorflow.recall import calling, recalled
+from tiebeam.backends.keras.tensorflow.trace import Trace, measuring, placed, trace
 from tiebeam.core.arithmetic import Arithmetic
+from tiebeam.core.gradient_check import MovableTable
+from tiebeam.core.passes import Passed, Request, Wanted
 from tiebeam.ir import Leaf
 
 
@@ -42,6 +47,21 @@ class TensorflowModel(KerasModel):
             self._programs.append((args, kwargs, program))
         noted: Trace = self.noted(trace(program, self, logits=logits, measure=measure))
         return noted
+
+    def differentiate(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], request: Request
+    ) -> tuple[Trace, Wanted, Passed]:
+        """One forward and one backward pass; see `protocol.Differentiable`."""
+        program = recalled(self, args, kwargs)
+        traced, asked, passed = differentiate(program, placed(program, self), request, calling(self, args, kwargs))
+        return self.noted(traced), asked, passed
+
+    def movable(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], request: Request
+    ) -> tuple[MovableTable, tuple[str, ...]]:
+        """The main table, moved in the graph alone."""
+        program = recalled(self, args, kwargs)
+        return Moves(program, placed(program, self), request, calling(self, args, kwargs)), ()
 
     def does_the_same(
         self, traced: Trace, expected: Arithmetic, args: tuple[Any, ...], kwargs: Mapping[str, Any]

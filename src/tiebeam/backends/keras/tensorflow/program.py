@@ -30,6 +30,7 @@ class Program:
         flat: The graph without calls, where there were any; `opened`: the function that holds it.
         compiled: Evaluators by what they measure.
         first: What was found while the graph was made; see `trace`.
+        output: What the model returned, of the tensors of `whole`.
     """
 
     whole: Any
@@ -42,6 +43,7 @@ class Program:
     opened: Any = None
     compiled: dict[Any, Any] = field(default_factory=dict)
     first: Any = None
+    output: Any = None
 
     @property
     def graph(self) -> Any:
@@ -145,6 +147,7 @@ def program_of(
         graph = tf.compat.v1.get_default_graph()
         returned = [tf.identity(t).name for v in keras.tree.flatten(out) for t in parts_of(v)]
         made.append(Program(graph, inputs, [t.op.name for t in tensors], returned, scopes))
+        made[-1].output = out
         return [] if runs_functions(graph) else extend(made[-1])
 
     try:

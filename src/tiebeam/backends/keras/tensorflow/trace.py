@@ -194,3 +194,35 @@ def _repeats(inputs: Sequence[Any]) -> float | None:
             host = tensor.numpy()
             return float((host[..., 1:] == host[..., :-1]).mean()) if host.size else None
     return None
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A program's graph and what it was made of, for who works on the program itself.
+
+    Attributes:
+        tensors: By value, its name in the flat graph, or "".
+        operations: By node, the operation that it was made of.
+    """
+
+    graph: Graph
+    variables: Mapping[int, HeldVariable]
+    tensors: Sequence[str]
+    operations: Sequence[str]
+
+
+def placed(program: Program, view: KerasModel) -> Placed:
+    """Lower a program with the weights as they are; as before, where no number that it depends on has changed."""
+    facts = [_vector_facts(v) for v in program.variables.values()]
+    key = [[(n, np.asarray(f).tobytes()) for n, f in several.items()] for several in facts]
+    kept: tuple[Any, Placed] | None = program.compiled.get("placed")
+    if kept is not None and kept[0] == key:
+        return replace(kept[1], graph=replace(kept[1].graph, repeats=_repeats(program.inputs)))
+    low, variables, inputs = _lowered(program, view)
+    settled = any(low.drafts[v].leafy for v in _unsettled(low))
+    _settle_numbers(low, program)
+    reading = _reading(low, program, variables, inputs)
+    made = Placed(reading.graph, variables, reading.tensors, low.operations)
+    if not settled:  # by the weights
+        program.compiled["placed"] = key, made
+    return made

@@ -1,0 +1,81 @@
+"""One way to change a live model: look, validate, write, look again, and undo everything on failure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tiebeam.api.inspection import report_of
+from tiebeam.api.look import Look, look
+from tiebeam.backends import entry_of, resolve
+from tiebeam.backends.protocol import Operable, Operator
+from tiebeam.checkpoints.declared import declared_by
+from tiebeam.checkpoints.settings import Setting
+from tiebeam.core.operations.change import Change
+from tiebeam.core.operations.transaction import Transaction
+from tiebeam.errors import BackendError
+
+
+@dataclass(frozen=True)
+class Site:
+    """A model to be changed, and what writes to it."""
+
+    model: Any
+    operator: Operator
+
+    def seen(self, inputs: Any) -> Look:
+        """One look, before anything is written."""
+        seen = look(self.model, inputs)
+        if not seen.traced.graph.meta:
+            self.operator.check_here([n for t in seen.tables for n in t.names])
+        return seen
+
+    def again(self, seen: Look, vocab: int | None = None) -> Look:
+        """Another look, after it: with the same inputs, or with ids that a smaller vocabulary has too."""
+        args, kwargs = (
+            (seen.args, seen.kwargs) if vocab is None else self.operator.within(seen.args, seen.kwargs, vocab)
+        )
+        return replace(seen, args=args, kwargs=kwargs, declared=declared_by(self.model)).again()
+
+
+def site_of(model: Any, optimizer: Any, operation: str) -> Site:
+    """A model whose tables can be changed.
+
+    Raises:
+        BackendError: Its framework has no such operation, with the reason.
+        InputError: The optimizer is none, or of another model.
+    """
+    if entry_of(model, ()).functional:
+        raise BackendError(
+            f"{operation} changes a model in place, and arrays of JAX do not change",
+            got=type(model).__name__,
+            expected="a PyTorch model",
+            hint="in JAX whether a table is tied is in the program: read one leaf in both roles; new rows come of "
+            "tiebeam.resize_params(model, vocab, inputs, params)",
+        )
+    backend = resolve(model)
+    if not isinstance(backend, Operable):
+        raise BackendError(
+            f"{operation} has no meaning for a model of {backend.framework}",
+            got=backend.name,
+            expected="a PyTorch model",
+            hint="a Keras variable has one shape for life, and layers are built around it: build the model anew, and "
+            "copy its weights",
+        )
+    return Site(model, backend.operator(optimizer))
+
+
+def put(settings: Iterable[Setting], undo: Transaction) -> tuple[str, ...]:
+    """Set fields of the config; what was set."""
+    said = []
+    for setting in settings:
+        undo.did(setting.put())
+        said.append(str(setting))
+    return tuple(said)
+
+
+def nothing(operation: str, names: Sequence[str], seen: Look | None, settings: Iterable[Setting] = ()) -> Change:
+    """The tensors are as asked; the config may not know."""
+    with Transaction() as undo:
+        config = put(settings, undo)
+    report = None if seen is None else report_of(seen)
+    return Change(operation, (), None, config, (), (f"{', '.join(names)}: as asked already",), report)

@@ -1,0 +1,1 @@
+"""Changing the tables of a live PyTorch model and what its optimizers remember of them."""

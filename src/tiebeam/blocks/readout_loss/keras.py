@@ -1,0 +1,111 @@
+"""The readout loss on whatever Keras runs on."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from tiebeam.blocks.readout_loss.options import NAME, Options, check_shapes, checked_factor
+from tiebeam.errors import RangeError
+
+
+def readout_loss(
+    hidden: Any,
+    table: Any,
+    targets: Any,
+    *,
+    factor: Any = 1.0,
+    soft_cap: float | None = None,
+    bias: Any = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    weight: Any = None,
+    reduction: str = "mean",
+    chunk: int | str = "auto",
+    ids: Any = None,
+    returns: str = "loss",
+) -> Any:
+    """Return the cross entropy of a readout; its logits are never held beyond one block of tokens.
+
+    On PyTorch this is `tiebeam.torch.readout_loss`, on JAX `tiebeam.jax.readout_loss`; on TensorFlow a loop with a
+    gradient of its own, eagerly and in a `tf.function`.
+
+    Args:
+        hidden: (..., width), floating.
+        table: (vocab, width), floating: a tensor or a variable.
+        targets: (...), integers.
+        factor, soft_cap, bias, ignore_index, label_smoothing, z_loss, weight, reduction, chunk: See
+            `tiebeam.torch.readout_loss`.
+        ids: (...), of the tokens read, for the statistics.
+        returns: "loss", or "stats" for the loss and a record of `logsumexp`, `best`, `own_logit` and `counted`.
+
+    Returns:
+        A scalar, or of the targets' shape; float32, float64 where an argument is. Unit: nats.
+
+    Raises:
+        ShapeError, InputError, RangeError: As in PyTorch; what needs numbers, as a target outside the table, where they
+            are known. In a graph such a target makes the loss NaN on JAX and TensorFlow.
+
+    Example:
+        >>> table = keras.random.normal((11, 8), seed=0)
+        >>> loss = readout_loss(keras.random.normal((2, 3, 8), seed=1), table, ops.ones((2, 3), dtype="int32"))
+        >>> tuple(loss.shape)
+        ()
+    """
+    hidden, table, targets, bias, weight, ids = map(_tensor, (hidden, table, targets, bias, weight, ids))
+    factor = _tensor(factor) if isinstance(factor, keras.Variable) else factor
+    given = {
+        "factor": factor,
+        "soft_cap": soft_cap,
+        "bias": bias,
+        "ignore_index": ignore_index,
+        "label_smoothing": label_smoothing,
+        "z_loss": z_loss,
+        "weight": weight,
+        "reduction": reduction,
+        "chunk": chunk,
+        "ids": ids,
+        "returns": returns,
+    }
+    backend = keras.backend.backend()
+    if backend == "torch":
+        from tiebeam.blocks.readout_loss.torch import call as of_torch
+
+        return of_torch.readout_loss(hidden, table, targets, **given)
+    if backend == "jax":
+        from tiebeam.blocks.readout_loss import jax as of_jax
+
+        return of_jax.readout_loss(hidden, table, targets, **given)
+    if backend == "tensorflow":
+        return _on_tensorflow(hidden, table, targets, given)
+    raise RangeError(f"{NAME} on the Keras backend {backend}", got=backend, expected="torch, jax or tensorflow")
+
+
+def _tensor(a: Any) -> Any:
+    """A variable's own value, in its own dtype; a layer's policy would have it cast."""
+    return a if a is None else ops.convert_to_tensor(a.value if isinstance(a, keras.Variable) else a)
+
+
+def _on_tensorflow(hidden: Any, table: Any, targets: Any, given: dict[str, Any]) -> Any:
+    from tiebeam.blocks.readout_loss import tensorflow as of_tensorflow
+    from tiebeam.blocks.readout_loss.statistics import ReadoutStats
+
+    factor, bias, weight, ids, returns = (given.pop(k) for k in ("factor", "bias", "weight", "ids", "returns"))
+    options = Options.of(**given)
+    if returns not in ("loss", "stats"):
+        raise RangeError(f"returns of {NAME}", got=repr(returns), expected="'loss' or 'stats'")
+    factor = factor if hasattr(factor, "dtype") and hasattr(factor, "shape") else checked_factor(factor)
+    shapes = [tuple(a.shape) for a in (hidden, table, targets)]
+    if all(None not in shape for shape in shapes):
+        check_shapes(shapes[0], shapes[1], shapes[2], ids=None if ids is None else tuple(ids.shape))
+    flat = ops.reshape(hidden, (-1, shapes[0][-1]))
+    rows = [None if a is None else ops.reshape(a, (-1,)) for a in (targets, ids)]
+    found = of_tensorflow.loss_of(flat, table, rows[0], factor, bias, weight, rows[1], options)
+    like = ops.shape(targets)
+    loss = ops.reshape(found.loss, like) if options.reduction == "none" else found.loss
+    if returns == "loss":
+        return loss
+    lse, best = (ops.stop_gradient(ops.reshape(a, like)) for a in (found.lse, found.best))
+    own = None if ids is None else ops.stop_gradient(ops.reshape(found.own, like))
+    return loss, ReadoutStats(lse, best, own, ops.not_equal(targets, options.ignore_index))

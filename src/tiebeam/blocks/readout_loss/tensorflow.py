@@ -1,0 +1,195 @@
+"""The readout loss in TensorFlow: a loop over blocks of tokens, whose gradients come with it."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tiebeam.blocks.readout_loss import options as say
+from tiebeam.blocks.readout_loss.options import Options, check_shapes
+from tiebeam.blocks.readout_loss.sizes import choose
+
+IDS = ("targets", "ids")
+GUESS = 1024  # tokens, where a graph does not know how many there will be
+
+
+class Found(NamedTuple):
+    """The loss, and what was seen: (tokens,) each."""
+
+    loss: Any
+    lse: Any
+    best: Any
+    own: Any
+
+
+@dataclass(frozen=True)
+class _Given:
+    hidden: Any
+    table: Any
+    bias: Any
+    factor: Any
+    targets: Any
+    weight: Any
+    ids: Any
+    options: Options
+    wide: Any
+    chunk: int
+
+
+def loss_of(
+    hidden: Any,
+    table: Any,
+    targets: Any,
+    factor: Any,
+    bias: Any,
+    weight: Any,
+    ids: Any,
+    options: Options,
+) -> Found:
+    """Return the loss of flattened tokens; arguments as those of `tiebeam.keras.readout_loss`.
+
+    Args:
+        hidden: (tokens, width).
+        targets, ids: (tokens,).
+
+    Raises:
+        ShapeError, InputError: They do not fit; where numbers are known, also a target outside the table. In a graph
+            such a target makes the loss NaN.
+    """
+    named = {"hidden": hidden, "table": table, "targets": targets, "bias": bias, "weight": weight, "ids": ids}
+    named = {name: None if t is None else tf.convert_to_tensor(t) for name, t in named.items()}
+    check({name: t for name, t in named.items() if t is not None}, options)
+    hidden, table, targets, bias, weight, ids = named.values()
+    wide = tf.float64 if tf.float64 in (hidden.dtype, table.dtype) else tf.float32
+    vocab, width = table.shape
+    chunk = choose(hidden.shape[0] or GUESS, vocab, width, chunk=options.chunk).tokens
+    factor = tf.cast(factor, wide)
+    zero = tf.zeros((), wide)
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def run(hidden: Any, table: Any, bias: Any, factor: Any) -> Any:
+        known, rows = None if no_bias else bias, tf.cast(targets, tf.int64)
+        given = _Given(hidden, table, known, factor, rows, weight, ids, options, wide, chunk)
+        none = options.reduction == "none"
+        found, gradients = _sweep(given, None, gradients=not none)
+
+        def backward(upstream: Any, *_: Any) -> Any:
+            by = tf.reshape(tf.cast(upstream, wide), (-1,) if none else ())
+            mine = gradients
+            if none:
+                mine, by = _sweep(given, by, gradients=True)[1], tf.ones((), wide)
+            return [tf.cast(g * by, a.dtype) for g, a in zip(mine, (hidden, table, bias, factor), strict=True)]
+
+        return tuple(found), backward
+
+    no_bias = bias is None
+    return Found(*run(hidden, table, zero if no_bias else bias, factor))
+
+
+def check(given: dict[str, Any], options: Options) -> None:
+    """Raise where arguments do not fit, as far as a graph knows.
+
+    Raises:
+        ShapeError, InputError: They do not.
+    """
+    for name, t in given.items():
+        if name in IDS and not t.dtype.is_integer:
+            raise say.not_integers(name, t.dtype.name)
+        if name not in IDS and not t.dtype.is_floating:
+            raise say.not_floating(name, t.dtype.name)
+    shapes = {name: tuple(t.shape) for name, t in given.items()}
+    if None in shapes["hidden"]:
+        return
+    first = [shapes.pop(name) for name in ("hidden", "table", "targets")]
+    check_shapes(first[0], first[1], first[2], **shapes)
+    if tf.executing_eagerly():
+        _check_numbers(given, options)
+
+
+def _check_numbers(given: dict[str, Any], options: Options) -> None:
+    for name in [name for name in given if name not in IDS]:
+        t = given[name]
+        if t.dtype != tf.float16 and not bool(tf.reduce_all(tf.math.is_finite(t))):
+            raise say.not_finite(name, tuple(np.argwhere(~np.isfinite(np.asarray(tf.cast(t, tf.float64))))[0].tolist()))
+    counted, vocab = np.asarray(given["targets"]) != options.ignore_index, given["table"].shape[0]
+    for name in [name for name in given if name in IDS]:
+        values = np.asarray(given[name])
+        bad = np.argwhere(counted & ((values < 0) | (values >= vocab)))[:, 0]
+        if len(bad):
+            raise say.outside(name, (int(bad[0]),), int(values[bad[0]]), len(bad), vocab)
+
+
+def _sweep(given: _Given, scale: Any, *, gradients: bool) -> tuple[Found, list[Any]]:
+    """Look at all tokens; `scale`, (tokens,), multiplies their losses before they are summed."""
+    options, wide, vocab = given.options, given.wide, given.table.shape[0]
+    counted = tf.not_equal(given.targets, options.ignore_index)
+    outside = counted & ((given.targets < 0) | (given.targets >= vocab))
+    rows = tf.where(counted & ~outside, given.targets, tf.zeros_like(given.targets))
+    weights = tf.cast(counted, wide)
+    if given.weight is not None:
+        weights *= tf.cast(tf.gather(given.weight, rows), wide)
+    mean = options.reduction == "mean"
+    sums = [tf.reduce_sum(a) if mean else tf.ones((), wide) for a in (weights, tf.cast(counted, wide))]
+    each = [tf.math.divide_no_nan(tf.ones((), wide), n) for n in sums] if scale is None else [scale] * 2
+    whole = {"rows": rows, "outside": outside, "counted": counted, "weights": weights}
+    whole |= {name: tf.cast(counted, wide) * a for name, a in zip(("share", "share_z"), each, strict=True)}
+    tokens = tf.shape(given.hidden)[0]
+    count = tf.cast(tf.math.ceil(tokens / given.chunk), tf.int32)
+    kinds = (wide, wide, wide, tf.bool, wide, given.hidden.dtype if given.hidden.dtype != tf.float16 else wide)
+    arrays = [tf.TensorArray(kind, count, infer_shape=False, element_shape=None) for kind in kinds]
+    sizes = (given.table.shape, (vocab,), ()) if gradients else ((), (), ())
+    state = [tf.zeros(size, wide) for size in sizes]
+
+    def look(i: Any, arrays: Any, state: Any) -> Any:
+        at = slice(i * given.chunk, tf.minimum((i + 1) * given.chunk, tokens))
+        part = {name: a[at] for name, a in whole.items()}
+        ids = None if given.ids is None else given.ids[at]
+        seen, more, grad = _block(given, given.hidden[at], ids, part, gradients)
+        filled = [a.write(i, t) for a, t in zip(arrays, (*seen, grad), strict=True)]
+        return i + 1, filled, [a + b for a, b in zip(state, more, strict=True)] if gradients else state
+
+    _, arrays, state = tf.while_loop(
+        lambda i, *_: i < count, look, (0, arrays, state), parallel_iterations=1, swap_memory=False
+    )
+    ce, z, lse, best, own, hidden = (a.concat() for a in arrays)
+    loss = ce + z if options.reduction == "none" else tf.reduce_sum(ce) / sums[0] + tf.reduce_sum(z) / sums[1]
+    table, bias, factor = state
+    return Found(loss, lse, best, own), [hidden, table, factor * 0 if given.bias is None else bias, factor]
+
+
+def _block(given: _Given, hidden: Any, ids: Any, part: dict[str, Any], gradients: bool) -> tuple[Any, Any, Any]:
+    """What is seen of a block, what its gradients add to those of table, bias and factor, and the hidden state's."""
+    options, wide, vocab = given.options, given.wide, given.table.shape[0]
+    cap, smoothing = options.soft_cap, options.label_smoothing
+    read, table = tf.cast(hidden, wide), tf.cast(given.table, wide)
+    z = tf.matmul(read * given.factor, table, transpose_b=True)
+    z = z if given.bias is None else z + tf.cast(given.bias, wide)
+    z = z if cap is None else cap * tf.tanh(z / cap)
+    lse = tf.reduce_logsumexp(z, axis=-1)
+    target = tf.gather(z, part["rows"], batch_dims=1)
+    target = tf.where(part["outside"], tf.constant(math.nan, wide), target)
+    kept = part["weights"] * (1.0 - smoothing)
+    weight = None if given.weight is None else tf.cast(given.weight, wide)
+    total = float(vocab) if weight is None else tf.reduce_sum(weight)
+    ce = kept * (lse - target)
+    if smoothing:
+        spread = tf.reduce_sum(z if weight is None else z * weight, axis=-1)
+        ce += tf.cast(part["counted"], wide) * (total * lse - spread) * (smoothing / vocab)
+    z_loss = tf.cast(part["counted"], wide) * options.z_loss * lse**2
+    own = lse if ids is None else tf.gather(z, tf.clip_by_value(tf.cast(ids, tf.int64), 0, vocab - 1), batch_dims=1)
+    seen = (ce, z_loss, lse, (target >= tf.reduce_max(z, -1)) & part["counted"], own)
+    if not gradients:
+        return seen, (), tf.zeros_like(hidden)
+    pull = part["share"] * (kept + smoothing * total / vocab) + 2.0 * options.z_loss * part["share_z"] * lse
+    p = tf.exp(z - lse[:, None]) * pull[:, None]
+    if smoothing:
+        taken = part["share"][:, None] * (smoothing / vocab)
+        p -= taken if weight is None else taken * weight
+    p -= tf.one_hot(part["rows"], vocab, dtype=wide) * (part["share"] * kept)[:, None]
+    p = p if cap is None else p * (1.0 - (z / cap) ** 2)
+    grad = tf.matmul(p, table)
+    more = tf.matmul(p, read * given.factor, transpose_a=True), tf.reduce_sum(p, 0), tf.reduce_sum(grad * read)
+    grad *= given.factor
+    return seen, more, grad if hidden.dtype == tf.float16 else tf.cast(grad, hidden.dtype)

@@ -1,0 +1,1 @@
+"""The readout loss in PyTorch."""

@@ -1,0 +1,76 @@
+"""A block of tokens by the book: logits are held, their maximum is found on the way, and probabilities are made.
+
+Serves logits that `quick` cannot exponentiate as they are, and a soft cap together with label smoothing, which no
+scaling of rows can express.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from tiebeam.blocks.readout_loss.torch.parts import Room, Seen, Table, Tokens, Top, Wanted, multiply, seen
+
+
+def careful(tokens: Tokens, table: Table, wanted: Wanted) -> tuple[Seen, Tensor | None]:
+    """Look at a block of tokens, and add the gradients of table and bias to what is wanted.
+
+    Returns:
+        What was seen and the gradient of `tokens.read`, both without what the targets' own logits contribute.
+    """
+    count, device = len(tokens.targets), table.rows.device
+    room = wanted.room(count, table, table.wide)
+    most = torch.full((count,), -math.inf, dtype=table.wide, device=device)
+    sums = torch.zeros(count, dtype=table.exact, device=device)
+    spread = torch.zeros_like(sums) if table.smoothing else None
+    top = Top(tokens.targets, table) if wanted.best else None
+    read = tokens.read.to(table.product)
+    for piece in table.pieces():
+        z = room.piece(piece)
+        _logits(z, read, table, piece)
+        if top is not None:
+            top.see(z, piece)
+        if spread is not None:
+            spread += z.sum(-1) if table.weight is None else torch.mv(z, table.weight[piece].to(z.dtype))
+        above = torch.maximum(most, z.amax(-1))
+        sums = sums * (most - above).exp() + (z - above.unsqueeze(-1)).exp_().sum(-1)
+        most = above
+    above = table.ranks.max_(most.clone())
+    sums = table.ranks.sum_(sums * (most - above).exp())
+    if spread is not None:
+        table.ranks.sum_(spread)
+    found = seen(tokens, table, above.to(table.exact) + sums.log(), top, spread)
+    grad = torch.empty_like(tokens.read) if wanted.hidden else None
+    if wanted.any:
+        _gradients(tokens, table, wanted, room, found, grad)
+    return found, grad
+
+
+def _logits(z: Tensor, read: Tensor, table: Table, piece: slice) -> None:
+    multiply(z, read, table.rows[piece].to(table.product).mT, add=False)
+    if table.bias is not None:
+        z += table.bias[piece]
+    if table.soft_cap is not None:
+        z.div_(table.soft_cap).tanh_().mul_(table.soft_cap)
+
+
+def _gradients(tokens: Tokens, table: Table, wanted: Wanted, room: Room, found: Seen, grad: Tensor | None) -> None:
+    row = tokens.pull(table, found.lse).to(table.wide).unsqueeze(-1)
+    lse = found.lse.to(table.wide).unsqueeze(-1)
+    read = tokens.read.to(table.product)
+    smoothed = tokens.smoothed(table).unsqueeze(-1)
+    for number, piece in enumerate(table.pieces()):
+        z = room.piece(piece)
+        slope = None if table.soft_cap is None else (z / table.soft_cap).square_().neg_().add_(1.0)
+        p = z.sub_(lse).exp_().mul_(row)
+        if table.dense_smoothing:
+            p -= smoothed if table.weight is None else smoothed * table.weight[piece].to(p.dtype)
+        if slope is not None:
+            p.mul_(slope)
+        if wanted.bias is not None:
+            wanted.bias[piece] += p.sum(0)
+        narrow = p.to(table.product)
+        if grad is not None:
+            multiply(grad, narrow, table.rows[piece].to(table.product), add=number > 0)
+        if wanted.table is not None:
+            multiply(wanted.table[piece], narrow.mT, read, add=wanted.started)

@@ -1,0 +1,119 @@
+"""The operator's place in autograd: its gradients are there already, and are only scaled on the way back."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tiebeam.blocks.readout_loss.torch.operator import Numbers, Results, readout_loss_op
+from tiebeam.errors import GradientError
+
+TENSORS = 7  # inputs of `ReadoutLoss` that are tensors, or None; the first four have gradients
+
+
+class ReadoutLoss(torch.autograd.Function):
+    """hidden, table, bias, factor, targets, weight, inputs, numbers -> `Results`, of which the loss has a gradient."""
+
+    @staticmethod
+    def forward(
+        hidden: Tensor,
+        table: Tensor,
+        bias: Tensor | None,
+        factor: Tensor | None,
+        targets: Tensor,
+        weight: Tensor | None,
+        inputs: Tensor | None,
+        numbers: Numbers,
+    ) -> tuple[Tensor, ...]:
+        if not torch.compiler.is_compiling():
+            _within_a_transform()
+        if numbers.reduction == "none":  # what each loss will be multiplied by is not known yet
+            numbers = numbers._replace(gradients=[False] * 4)
+        return Results(*readout_loss_op(hidden, table, bias, factor, targets, weight, inputs, None, *numbers))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*output[1:])
+        *tensors, numbers = inputs
+        ctx.numbers = numbers
+        ctx.dtypes = [None if t is None else t.dtype for t in tensors[:4]]
+        ctx.save_for_backward(*(tensors if numbers.reduction == "none" else output[1:5]))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        if grad is None:
+            return (None,) * (TENSORS + 1)
+        wants, saved = ctx.numbers.gradients, ctx.saved_tensors
+        by = grad.detach()
+        if ctx.numbers.reduction == "none":
+            numbers = ctx.numbers._replace(reduction="sum", best=False)
+            *tensors, _ = saved  # the tokens read are asked for by the statistics alone
+            saved = Results(*readout_loss_op(*tensors, None, by.contiguous(), *numbers))[1:5]
+            by = torch.ones((), dtype=by.dtype, device=by.device)
+        compiling = torch.compiler.is_compiling()
+        if torch.is_grad_enabled() and not compiling:  # (create_graph=True)
+            saved = saved if _within_a_transform() else [t.detach().requires_grad_() for t in saved]
+            return (*_Once.apply(by, wants, ctx.dtypes, *saved), *(None,) * (TENSORS - 3))  # type: ignore[no-untyped-call]
+        mine = not compiling and _frees_what_it_saved()
+        scaled = _scaled(saved, by, wants, ctx.dtypes, mine)
+        return (*scaled, *(None,) * (TENSORS - 3))
+
+
+class _Once(torch.autograd.Function):
+    """Scales gradients as `ReadoutLoss` does, where a second derivative may be asked for: there is none."""
+
+    @staticmethod
+    def forward(by: Tensor, wants: list[bool], dtypes: list[torch.dtype | None], *saved: Tensor) -> Any:
+        return _scaled(saved, by, wants, dtypes, mine=False)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: there is nothing to differentiate."""
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise no_second_derivative()
+
+
+def no_second_derivative() -> GradientError:
+    """The error of a derivative of a derivative."""
+    return GradientError(
+        "the second derivative of readout_loss",
+        got="a derivative of its gradients (create_graph=True, or one transform of torch.func inside another)",
+        expected="one backward pass: the gradients came with the loss, and nothing is left to differentiate",
+        hint="for a gradient penalty, a Hessian or a meta-gradient, take the cross entropy of the logits: "
+        "F.cross_entropy(F.linear(hidden, table), targets)",
+    )
+
+
+def _within_a_transform() -> bool:
+    """Whether a transform of `torch.func` is at work; one inside another would silently find no derivative.
+
+    Raises:
+        GradientError: One is inside another.
+    """
+    level = torch._C._functorch.maybe_current_level()
+    if level is not None and level > 1:
+        raise no_second_derivative()
+    return level is not None
+
+
+def _scaled(
+    saved: Sequence[Tensor], by: Tensor, wants: Sequence[bool], dtypes: Sequence[torch.dtype | None], mine: bool
+) -> tuple[Tensor | None, ...]:
+    """The gradients times that of the loss, each in the dtype of what it belongs to."""
+    as_they_are = not torch.compiler.is_compiling() and by.device.type == "cpu" and float(by) == 1.0
+
+    def scaled(t: Tensor, dtype: torch.dtype | None) -> Tensor:
+        t = t if as_they_are else t.mul_(by) if mine else t * by
+        return t if dtype is None else t.to(dtype)
+
+    return tuple(scaled(t, d) if want else None for t, want, d in zip(saved, wants, dtypes, strict=True))
+
+
+def _frees_what_it_saved() -> bool:
+    """Whether this backward pass is the last: what was saved for it may then be written to."""
+    keeps = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return keeps is not None and not keeps()

@@ -1,0 +1,1 @@
+"""Mending a checkpoint: plan, values, files, config; each a small module."""

@@ -1,0 +1,1 @@
+"""One small module a format: each reads headers alone and makes an `Archive`."""

@@ -1,0 +1,128 @@
+"""Which format a path holds, told by its first bytes rather than by its name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tiebeam.checkpoints.archive import Archive
+from tiebeam.checkpoints.bounded import read_json, size_of
+from tiebeam.checkpoints.configs import as_mapping, read_config
+from tiebeam.errors import CheckpointError
+
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
+INDEX_SUFFIX = ".index.json"
+
+_IN_A_FOLDER = (
+    "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin",
+    "consolidated.safetensors", "consolidated.00.pth", "adapter_model.safetensors", "adapter_model.bin",
+)  # fmt: skip
+_PATTERNS = ("*.safetensors.index.json", "*.bin.index.json", "*.safetensors", "*.gguf", "*.keras", "*.weights.h5",
+             "*.npz", "*.pt", "*.pth", "*.bin", "*.h5")  # fmt: skip
+_MAGIC = {b"GGUF": "gguf", b"\x89HDF": "keras_h5"}
+
+
+def open_archive(path: str | Path, config: object = None) -> Archive:
+    """Read the headers of a checkpoint.
+
+    Args:
+        path: A file, an index, or a folder that holds one.
+        config: The config as a mapping or an object, or its file or folder; by default `config.json` beside the file.
+
+    Returns:
+        Names, shapes, dtypes and places of everything it holds; no value has been read.
+
+    Raises:
+        CheckpointError: There is no checkpoint, or it is not what it says it is.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> from safetensors.numpy import save_file
+        >>> path = Path(tempfile.mkdtemp()) / "model.safetensors"
+        >>> save_file({"wte.weight": np.zeros((8, 2), np.float32)}, path)
+        >>> [(e.name, e.shape, e.dtype.name) for e in open_archive(path).entries.values()]
+        [('wte.weight', (8, 2), 'float32')]
+    """
+    try:
+        place = _file(Path(path))
+        archive = _reader(place)(place)
+        said = _config(config) if config is not None else _beside(place, CONFIG)
+        adapter = _beside(place, ADAPTER) if place.name.startswith("adapter_model") or said is None else None
+    except OSError as e:
+        raise CheckpointError(f"'{path}' cannot be read", got=e.strerror or str(e)) from e
+    return replace(archive, path=Path(path), config=said if said is not None else archive.config, adapter=adapter)
+
+
+def _file(path: Path) -> Path:
+    if not path.is_dir():
+        if not path.exists():
+            raise CheckpointError(f"'{path}' is not there", expected="a file of weights, or a folder that holds one")
+        return path
+    for name in _IN_A_FOLDER:
+        if (path / name).is_file():
+            return path / name
+    for pattern in _PATTERNS:
+        found = sorted(p for p in path.glob(pattern) if p.is_file())
+        if len(found) > 1:
+            raise CheckpointError(
+                f"'{path}' holds several files of weights and no index",
+                got=", ".join(p.name for p in found[:6]),
+                hint="name one of them",
+            )
+        if found:
+            return found[0]
+    raise CheckpointError(
+        f"'{path}' holds no file of weights", expected="safetensors, PyTorch, GGUF, Keras, npz or llama2.c"
+    )
+
+
+def _reader(path: Path) -> Callable[[Path], Archive]:
+    if path.name.endswith(INDEX_SUFFIX):
+        sharded = import_module("tiebeam.checkpoints.formats.sharded")
+        return lambda p: sharded.read(p, lambda shard: _reader(shard)(shard))
+    return _format(_kind(path))
+
+
+def _format(name: str) -> Callable[[Path], Archive]:
+    found: Callable[[Path], Archive] = import_module(f"tiebeam.checkpoints.formats.{name}").read
+    return found
+
+
+def _kind(path: Path) -> str:
+    if path.suffix == ".safetensors":
+        return "safetensors"
+    size = size_of(path)
+    with path.open("rb") as file:
+        start = file.read(16)
+    if start[:4] in _MAGIC:
+        return _MAGIC[start[:4]]
+    if start[:4] == b"PK\x03\x04":
+        return {".keras": "keras_archive", ".npz": "npz"}.get(path.suffix, "torch_zip")
+    if start[:1] == b"\x80" and path.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt"):
+        raise CheckpointError(
+            f"'{path}' is a bare pickle, as PyTorch wrote it before 1.6",
+            got="a file that can only be read by running it",
+            expected="a zip file, as torch.save writes it",
+            hint="save it anew from a process that you trust",
+        )
+    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= size:
+        return "safetensors"
+    if path.suffix in (".bin", ".llama2c"):
+        return "llama2c"
+    raise CheckpointError(
+        f"'{path}' is in no format that tiebeam reads",
+        got=f"a file that begins with {start[:8]!r}",
+        expected="safetensors, PyTorch, GGUF, Keras, npz or llama2.c",
+    )
+
+
+def _beside(file: Path, name: str) -> Mapping[str, Any] | None:
+    place = file.parent / name
+    return read_json(place) if place.is_file() else None
+
+
+def _config(config: object) -> Mapping[str, Any]:
+    return read_config(Path(config)) if isinstance(config, str | Path) else as_mapping(config)

@@ -1,0 +1,152 @@
+"""The readout loss on each backend of Keras, held against NumPy."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from tiebeam.errors import InputError, RangeError, ShapeError
+from tiebeam.keras import TiedEmbedding, readout_loss
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+ON = keras.backend.backend()
+VOCAB, WIDTH = 23, 6
+
+
+def reference(hidden, table, targets, *, factor=1.0, soft_cap=None, bias=None, label_smoothing=0.0, z_loss=0.0,
+              weight=None, reduction="mean"):  # fmt: skip
+    """In float64."""
+    z = factor * (hidden @ table.T) + (0.0 if bias is None else bias)
+    z = z if soft_cap is None else soft_cap * np.tanh(z / soft_cap)
+    lse = np.logaddexp.reduce(z, axis=-1)
+    counted = targets != -100
+    rows, weight = np.where(counted, targets, 0), np.ones(len(table)) if weight is None else weight
+    own = weight[rows] * (lse - np.take_along_axis(z, rows[..., None], -1)[..., 0])
+    every = (weight * (lse[..., None] - z)).sum(-1)
+    loss = counted * ((1 - label_smoothing) * own + label_smoothing / len(table) * every)
+    extra = counted * z_loss * lse**2
+    if reduction == "none":
+        return loss + extra
+    if reduction == "sum":
+        return loss.sum() + extra.sum()
+    return loss.sum() / (counted * weight[rows]).sum() + extra.sum() / counted.sum()
+
+
+def problem(ignored=0, **options):
+    rng = np.random.default_rng(0)
+    hidden, table = rng.normal(size=(2, 5, WIDTH)), rng.normal(size=(VOCAB, WIDTH))
+    targets = rng.integers(0, VOCAB, (2, 5))
+    targets.reshape(-1)[:ignored] = -100
+    made = {"bias": lambda: rng.normal(size=VOCAB), "weight": lambda: rng.uniform(size=VOCAB)}
+    return hidden, table, targets, {k: made[k]() if v is True else v for k, v in options.items()}
+
+
+def differences(at, total, step=1e-5):
+    """Of a function of one array, by central differences."""
+    grad = np.zeros_like(at)
+    for index in np.ndindex(at.shape):
+        moved = [at.copy(), at.copy()]
+        moved[0][index] += step
+        moved[1][index] -= step
+        grad[index] = (total(moved[0]) - total(moved[1])) / (2 * step)
+    return grad
+
+
+def gradients(total, *arrays):
+    """Value and gradients of a function of tensors, on any backend."""
+    if ON == "jax":
+        import jax
+
+        value, grads = jax.value_and_grad(total, argnums=tuple(range(len(arrays))))(*map(ops.convert_to_tensor, arrays))
+    elif ON == "torch":
+        leaves = [ops.convert_to_tensor(a).requires_grad_() for a in arrays]
+        value = total(*leaves)
+        value.backward()
+        grads = [leaf.grad for leaf in leaves]
+    else:
+        import tensorflow as tf
+
+        leaves = [tf.convert_to_tensor(a) for a in arrays]
+        with tf.GradientTape() as tape:
+            tape.watch(leaves)
+            value = tf.function(total)(*leaves)
+        grads = tape.gradient(value, leaves)
+    return float(ops.convert_to_numpy(value)), [ops.convert_to_numpy(g) for g in grads]
+
+
+def narrowed(options):
+    return {k: v.astype("float32") if isinstance(v, np.ndarray) else v for k, v in options.items()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"factor": 0.5, "bias": True},
+        {"soft_cap": 2.0, "label_smoothing": 0.1, "weight": True},
+        {"label_smoothing": 0.1, "z_loss": 0.01, "bias": True, "ignored": 3},
+        {"reduction": "none", "ignored": 2},
+    ],
+    ids=str,
+)
+def test_the_loss_and_its_gradients_are_those_of_cross_entropy(options):
+    hidden, table, targets, given = problem(**options)
+    scale = np.linspace(0.1, 1.0, 10).reshape(2, 5) if options.get("reduction") == "none" else 0.3
+
+    def total(hidden, table):
+        loss = readout_loss(hidden, table, targets, **narrowed(given), chunk=4)
+        return ops.sum(loss * ops.cast(scale, loss.dtype))
+
+    value, grads = gradients(total, hidden.astype("float32"), table.astype("float32"))
+    want = float((reference(hidden, table, targets, **given) * scale).sum())
+    assert value == pytest.approx(want, rel=1e-5)
+    at_hidden = differences(hidden, lambda h: (reference(h, table, targets, **given) * scale).sum())
+    at_table = differences(table, lambda t: (reference(hidden, t, targets, **given) * scale).sum())
+    np.testing.assert_allclose(grads[0], at_hidden, rtol=1e-3, atol=2e-5)
+    np.testing.assert_allclose(grads[1], at_table, rtol=1e-3, atol=2e-5)
+
+
+def test_statistics_are_those_of_the_logits():
+    hidden, table, targets, _ = problem(ignored=2)
+    ids = np.flip(np.where(targets < 0, 0, targets)).copy()
+    narrow = hidden.astype("float32"), table.astype("float32")
+    _, stats = readout_loss(*narrow, targets, ids=ids, returns="stats", chunk=3)
+    z, counted = hidden @ table.T, targets != -100
+    found = {n: ops.convert_to_numpy(getattr(stats, n)) for n in ("logsumexp", "best", "own_logit", "counted")}
+    np.testing.assert_allclose(found["logsumexp"][counted], np.logaddexp.reduce(z, -1)[counted], rtol=1e-5)
+    np.testing.assert_allclose(
+        found["own_logit"][counted], np.take_along_axis(z, ids[..., None], -1)[..., 0][counted], rtol=1e-4, atol=1e-5
+    )
+    assert np.array_equal(found["best"], (z.argmax(-1) == targets) & counted)
+    assert np.array_equal(found["counted"], counted)
+
+
+def test_a_layer_knows_its_own_readout():
+    layer = TiedEmbedding(VOCAB, 8, table_width=6, readout_factor=-0.5, soft_cap=2.0, use_bias=True)
+    targets = problem()[2]
+    hidden = np.random.default_rng(1).normal(size=(2, 5, 8)).astype("float32")
+    logits = ops.convert_to_numpy(layer(hidden, reverse=True)).astype("float64")
+    want = (np.logaddexp.reduce(logits, -1) - np.take_along_axis(logits, targets[..., None], -1)[..., 0]).mean()
+    assert float(ops.convert_to_numpy(layer.loss(hidden, targets))) == pytest.approx(want, rel=1e-5)
+    with pytest.raises(ShapeError, match="the readout of TiedEmbedding"):
+        layer.loss(hidden[..., :5], targets)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"targets": np.full((2, 5), 23)}, InputError, "23 at index"),
+        ({"targets": np.full((2, 4), 1)}, ShapeError, "targets of readout_loss"),
+        ({"hidden": np.ones((2, 5, 4), "float32")}, ShapeError, "another width"),
+        ({"hidden": np.full((2, 5, 6), np.nan, "float32")}, InputError, "NaN or infinity"),
+        ({"hidden": np.ones((2, 5, 6), "int32")}, InputError, "floating-point"),
+        ({"soft_cap": -1.0}, RangeError, "soft_cap"),
+        ({"returns": "logits"}, RangeError, "'stats'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(change, error, words):
+    hidden, table, targets, _ = problem()
+    given = {"hidden": hidden.astype("float32"), "table": table.astype("float32"), "targets": targets}
+    with pytest.raises(error, match=re.escape(words)):
+        readout_loss(**given | change)
