@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tiebeam.experiments.catalog import EXPERIMENTS, experiment
+from tiebeam.experiments.catalog import EXPERIMENTS, experiment, late_untie
 from tiebeam.experiments.chain import Chain
 from tiebeam.experiments.runner import Plan, run_sweep
 from tiebeam.experiments.spec import PROFILES
@@ -97,6 +97,17 @@ def test_trained_in_matched_groups_the_readout_factor_is_the_lookup_factor_in_ev
     assert {figure.name for figure in what.figures(runs)} == {"loss-64", "rate-64"}
     ratios = {run.config["scheme"]: run.results["ratio at 0"] for run in runs}
     assert all(0.1 < ratio < 2 for ratio in ratios.values())  # seed 0: 0.6
+
+
+def test_untied_half_way_a_model_is_the_tied_one_until_then_and_trains_on(tmp_path):
+    runs = done("late-untie", tmp_path, data=["synthetic"], steps=6, vocab=300)
+    losses = {run.config["variant"]: [loss for _, loss in run.series["loss"]] for run in runs}
+    tied, kept, lost, early = (losses[v] for v in late_untie.VARIANTS)
+    assert kept[:4] == lost[:4] == tied[:4]  # before the fourth step nothing has moved apart yet
+    assert kept[4] != tied[4]
+    assert kept[4] != lost[4]
+    assert early[0] == tied[0]
+    assert early[1] != tied[1]
 
 
 # ---- seed 1

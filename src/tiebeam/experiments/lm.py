@@ -13,7 +13,7 @@ import tiebeam.torch
 from tiebeam.experiments.corpus import check_length
 from tiebeam.experiments.data import Tokens
 from tiebeam.experiments.spec import DivergedError, Work
-from tiebeam.experiments.training import Groups, TrainSettings, train
+from tiebeam.experiments.training import BeforeStep, Groups, TrainSettings, train
 from tiebeam.zoo.torch.minigpt import MiniGPT, MiniGPTConfig
 
 
@@ -74,9 +74,21 @@ def matched_groups(model: MiniGPT, rate: float, *, ratio: float | None = None, *
 
 
 def train_run(
-    work: Work, model: MiniGPT, *, groups: Groups | None = None, ratio_steps: Sequence[int] = ()
+    work: Work,
+    model: MiniGPT,
+    *,
+    groups: Groups | None = None,
+    ratio_steps: Sequence[int] = (),
+    also: BeforeStep | None = None,
 ) -> dict[str, float]:
     """Train one model, record "loss" and "validation" (and "role ratio" at some steps), and return figures.
+
+    Args:
+        work: The run.
+        model: Changed in place.
+        groups: Of its parameters, with rates of their own.
+        ratio_steps: At which the gradients of the two roles are measured.
+        also: Done before each step.
 
     Returns:
         "first" and "last" validation loss, and "ratio at N" for each of `ratio_steps`. Unit: nats; 1.
@@ -91,7 +103,9 @@ def train_run(
     figures: dict[str, float] = {}
     record.steps(settings.steps)
 
-    def before(step: int, batch: Tensor) -> None:
+    def before(step: int, batch: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        if also is not None:
+            also(step, batch, optimizer)
         if step in ratio_steps:
             found = tiebeam.measure(model, batch[:, :-1]).role_ratio
             if found is not None:

@@ -17,7 +17,7 @@ from tiebeam.experiments.windows import draw_windows, spread_windows
 from tiebeam.zoo.torch.minigpt import MiniGPT
 
 Groups = list[dict[str, Any]]
-BeforeStep = Callable[[int, Tensor], object]
+BeforeStep = Callable[[int, Tensor, torch.optim.Optimizer], object]
 OnStep = Callable[[int, float], object]
 """Called after each step with the number of steps done and the loss of the last. Unit: nats."""
 
@@ -88,7 +88,7 @@ def train(
         settings: How.
         on_step: Told of every step.
         groups: Parameter groups with rates of their own, which share the schedule; None is one group of all.
-        before_step: Given the step and its batch, before anything is done with it.
+        before_step: Given the step, its batch and the optimizer, before anything is done with them.
         after_validation: Told of every validation: the steps done and its loss.
         autocast: Compute in bfloat16 where torch holds that it suffices.
 
@@ -122,7 +122,7 @@ def train(
             group["lr"] = rate * settings.share_at(step)
         batch = next(batches).to(device)
         if before_step is not None:
-            before_step(step, batch)
+            before_step(step, batch, optimizer)
         with _precision(device, autocast):
             loss = model.loss(batch)
         optimizer.zero_grad(set_to_none=True)

@@ -5,6 +5,7 @@ from tiebeam.experiments.catalog import (
     alignment,
     dropped_path,
     init_stats,
+    late_untie,
     lr_transfer,
     rank,
     repeat_bias,
@@ -15,18 +16,8 @@ from tiebeam.experiments.catalog import (
 )
 from tiebeam.experiments.spec import Experiment
 
-_MODULES = (
-    init_stats,
-    schemes,
-    lr_transfer,
-    role_mixing,
-    savings,
-    dropped_path,
-    alignment,
-    repeat_bias,
-    std_grid,
-    rank,
-)
+_TRAINED = (init_stats, schemes, lr_transfer, role_mixing, late_untie)
+_MODULES = (*_TRAINED, savings, dropped_path, alignment, repeat_bias, std_grid, rank)
 EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in _MODULES}
 
 
