@@ -17,7 +17,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_list_names_every_experiment_and_loads_no_framework(run):
+def test_the_list_names_every_experiment(run):
     from tiebeam.experiments.catalog import EXPERIMENTS
 
     shown = run("experiment", "list")
