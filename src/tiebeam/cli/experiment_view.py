@@ -15,9 +15,10 @@ from tiebeam.cli.output import Format, note
 from tiebeam.errors import RangeError
 from tiebeam.experiments.catalog import EXPERIMENTS
 from tiebeam.experiments.export import to_csv
+from tiebeam.experiments.records import Run, Sweep
 from tiebeam.experiments.runner import Progress as Status
 from tiebeam.experiments.spec import Experiment
-from tiebeam.experiments.store import Run, Store, Sweep
+from tiebeam.experiments.store import Store
 from tiebeam.experiments.sweep import last_runs
 from tiebeam.experiments.tables import Table
 from tiebeam.reports.jsontext import portable

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tiebeam.experiments.store import Run
+    from tiebeam.experiments.records import Run
 
 COLUMNS = ("experiment", "run", "hash", "status", "seed", "commit", "config", "kind", "name", "step", "value")
 

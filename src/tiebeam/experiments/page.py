@@ -10,8 +10,8 @@ from tiebeam.reports.html import document, panel
 from tiebeam.reports.markup import Markup, element, joined
 
 if TYPE_CHECKING:
+    from tiebeam.experiments.records import Run, Sweep
     from tiebeam.experiments.spec import Experiment
-    from tiebeam.experiments.store import Run, Sweep
 
 
 def to_html(experiment: "Experiment", sweep: "Sweep", runs: "Sequence[Run]", missing: int) -> str:

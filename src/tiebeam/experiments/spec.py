@@ -10,7 +10,8 @@ from tiebeam.experiments.tables import Figure, Table
 
 if TYPE_CHECKING:
     from tiebeam.experiments.data import Tokens
-    from tiebeam.experiments.store import Recorder, Run
+    from tiebeam.experiments.records import Run
+    from tiebeam.experiments.store import Recorder
 
 Settings = Mapping[str, Any]
 PROFILES = ("paper", "laptop", "smoke")

@@ -13,22 +13,19 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from tiebeam.errors import StoreError
 from tiebeam.experiments.config import Config, canonical, fingerprint
 from tiebeam.experiments.owner import alive, this_process
+from tiebeam.experiments.records import DONE, Run, Status, Sweep
 
 SCHEMA = 1
 """Of the tables below; kept as `user_version`. A store of a higher number is refused."""
 
 APPLICATION = 0x74626D31
 """`application_id`: "tbm1", so that another program's database is not taken for a store."""
-
-Status = Literal["running", "finished", "diverged", "failed", "interrupted"]
-DONE: tuple[Status, ...] = ("finished", "diverged")
 
 _TABLES = """
 CREATE TABLE runs(
@@ -69,64 +66,6 @@ CREATE TABLE sweeps(
   hashes TEXT NOT NULL
 );
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What the store knows of one run.
-
-    Attributes:
-        id: Its number in the store.
-        experiment: Its experiment's name.
-        hash: Of experiment and config.
-        config: All that its outcome depends on, the seed included.
-        status: "finished" and "diverged" are final.
-        started, ended: Unit: seconds since 1970.
-        steps: How many points of its main series it will have; None until it said so.
-        versions: Of the packages that made it.
-        commit: Of tiebeam's sources, "" where they lie in no repository.
-        error: What went wrong, where it failed.
-        results: Figures by name.
-        series: Points (step, value) by name.
-    """
-
-    id: int
-    experiment: str
-    hash: str
-    config: Config
-    status: Status
-    started: float
-    ended: float | None
-    steps: int | None
-    versions: Mapping[str, str]
-    commit: str
-    error: str
-    results: Mapping[str, float]
-    series: Mapping[str, tuple[tuple[int, float], ...]]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data; NaN and infinities stay floats."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
-        plain["series"] = {name: [list(point) for point in points] for name, points in self.series.items()}
-        return plain
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """What was asked for at once.
-
-    Attributes:
-        experiment, profile: Of what.
-        command: That asked for it.
-        started: Unit: seconds since 1970.
-        hashes: Of all its runs, in their order, done or not.
-    """
-
-    experiment: str
-    profile: str
-    command: str
-    started: float
-    hashes: tuple[str, ...]
 
 
 class Store:

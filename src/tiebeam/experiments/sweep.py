@@ -9,8 +9,9 @@ from typing import Any
 from tiebeam.errors import BackendError, InputError
 from tiebeam.experiments.corpus import check_length
 from tiebeam.experiments.data import STANDARD_LIBRARY, SYNTHETIC, WIKITEXT, Source, Tokens, prepare_tokens
+from tiebeam.experiments.records import Run, Sweep
 from tiebeam.experiments.spec import Experiment
-from tiebeam.experiments.store import Run, Store, Sweep
+from tiebeam.experiments.store import Store
 
 
 @dataclass(frozen=True)

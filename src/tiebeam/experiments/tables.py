@@ -23,7 +23,7 @@ class Spread:
 
     Example:
         >>> str(Spread.of([1.0, 2.0, 3.0])), str(Spread.of([2.0]))
-        ('2 ± 2.48', '2')
+        ('2 ± 2.5', '2')
     """
 
     mean: float

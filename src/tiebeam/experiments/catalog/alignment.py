@@ -8,7 +8,7 @@ from tiebeam.experiments.spec import Experiment, Settings, Work
 from tiebeam.experiments.tables import Figure, Line, Spread, Table, grouped
 
 if TYPE_CHECKING:
-    from tiebeam.experiments.store import Run
+    from tiebeam.experiments.records import Run
 
 TASKS = ("aligned", "misaligned")
 SEED = {"aligned": (0.2134, 0.2143, "0.96 to 1.11"), "misaligned": (0.1657, 0.1100, "1.37 to 1.64")}

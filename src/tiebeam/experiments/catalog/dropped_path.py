@@ -7,7 +7,7 @@ from tiebeam.experiments.spec import Experiment, Settings, Work
 from tiebeam.experiments.tables import Figure, Line, Spread, Table, grouped
 
 if TYPE_CHECKING:
-    from tiebeam.experiments.store import Run
+    from tiebeam.experiments.records import Run
 
 READ = 8
 """Different tokens in the batch whose gradient is looked at."""

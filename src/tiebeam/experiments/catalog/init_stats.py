@@ -10,7 +10,7 @@ from tiebeam.experiments.tables import Figure, Line, Spread, Table, grouped, rat
 from tiebeam.zoo.schemes import SCHEMES
 
 if TYPE_CHECKING:
-    from tiebeam.experiments.store import Run
+    from tiebeam.experiments.records import Run
 
 SEED_VOCAB = 33_527
 SEED_LOSS = {

@@ -10,7 +10,7 @@ from tiebeam.experiments.spec import Experiment, Settings, Work
 from tiebeam.experiments.tables import Figure, Line, Spread, Table, grouped
 
 if TYPE_CHECKING:
-    from tiebeam.experiments.store import Run
+    from tiebeam.experiments.records import Run
 
 GROUPS = ("one rate", "tiebeam's groups")
 SCHEME = "D"

@@ -8,7 +8,7 @@ from tiebeam.experiments.spec import Experiment, Settings, Work
 from tiebeam.experiments.tables import Spread, Table, grouped
 
 if TYPE_CHECKING:
-    from tiebeam.experiments.store import Run
+    from tiebeam.experiments.records import Run
 
 READOUTS = ("tied", "untied", "mixture")
 _COMMON: dict[str, Any] = {"vocab": 256, "hidden": 64, "parts": 3}

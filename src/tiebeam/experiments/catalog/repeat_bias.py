@@ -7,7 +7,7 @@ from tiebeam.experiments.spec import Experiment, Settings, Work
 from tiebeam.experiments.tables import Figure, Line, Spread, Table, grouped
 
 if TYPE_CHECKING:
-    from tiebeam.experiments.store import Run
+    from tiebeam.experiments.records import Run
 
 VARIANTS = {"tied, res = 1": (True, 1.0), "untied": (False, 1.0), "tied, res = 0": (True, 0.0)}
 SEED_FIRST = {"tied, res = 1": 1.7, "untied": 31.4, "tied, res = 0": 35.0}

@@ -9,7 +9,7 @@ from tiebeam.experiments.spec import Experiment, Settings, Work
 from tiebeam.experiments.tables import Figure, Line, Spread, Table, grouped
 
 if TYPE_CHECKING:
-    from tiebeam.experiments.store import Run
+    from tiebeam.experiments.records import Run
 
 _COMMON: dict[str, Any] = {"schemes": ["C", "F"], "weights": [0.0, 0.5, 1.0, 2.0, 4.0]}
 PROFILES: dict[str, dict[str, Any]] = {

@@ -7,7 +7,7 @@ from tiebeam.experiments.spec import Experiment, Settings, Work
 from tiebeam.experiments.tables import Table
 
 if TYPE_CHECKING:
-    from tiebeam.experiments.store import Run
+    from tiebeam.experiments.records import Run
 
 LLAMA_BODY = 6_979_588_096
 """Seed 1's count of Llama 3 8B without its tables: grouped attention, which MiniGPT has not."""

@@ -11,7 +11,7 @@ from tiebeam.experiments.tables import Figure, Line, Spread, Table, grouped
 from tiebeam.zoo.schemes import SCHEMES
 
 if TYPE_CHECKING:
-    from tiebeam.experiments.store import Run
+    from tiebeam.experiments.records import Run
 
 SEED_LOSS = {
     "A": (6.25, 6.85),
@@ -91,10 +91,13 @@ def _best(runs: "Sequence[Run]") -> Table:
         behind = loss.mean - least.get(width, math.nan)
         first = Spread.of(r.results.get("first", math.nan) for r in same).mean
         ratios = [_mean(same, f"ratio at {at}") for at in ("0", "100", "last")]
-        rows.append((scheme, str(width), first, loss, behind, rate, seed, *ratios))
+        swept = {r.config["rate"] for r in runs if _cell(r) == (scheme, width)}
+        edge = "" if min(swept) < rate < max(swept) else " (edge)"
+        rows.append((scheme, str(width), first, loss, behind, f"{rate:g}{edge}", seed, *ratios))
     labels = sorted({r.config["data"]["label"] for r in runs})
     said = "; ".join(f"{name}: {SCHEMES[name].summary}" for name in sorted({name for name, _ in found}))
     notes = (said, *(f"text: {label}" for label in labels))
+    notes += ("(edge): no faster, or no slower, rate was tried",)
     notes += (f"seed 0: widths {SEED_WIDTHS[0]} and {SEED_WIDTHS[1]} on wikitext-2; its gradients: {SEED_RATIO}",)
     return Table("Best rate of each scheme", (*columns, *roles), tuple(rows), notes)
 

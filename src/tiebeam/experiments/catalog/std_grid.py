@@ -7,7 +7,7 @@ from tiebeam.experiments.spec import Experiment, Settings, Work
 from tiebeam.experiments.tables import Spread, Table, grouped
 
 if TYPE_CHECKING:
-    from tiebeam.experiments.store import Run
+    from tiebeam.experiments.records import Run
 
 SEED_HITS = {"coarse": 0, "fine": 19}
 SEED_DOUBLING = (2.00, 3.80)
