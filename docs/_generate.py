@@ -14,7 +14,9 @@ from typing import Protocol
 SEVERITIES = ("error", "warning", "info")
 MARK = "<!-- below: written by the tests, pytest tests/docs --update-pages -->"
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "tiebeam"
-COMMANDS = ("inspect", "measure", "advise", "init", "checkpoint", "demo")
+COMMANDS = ("inspect", "measure", "advise", "init", "checkpoint", "demo", "experiment")
+PARTS = {"experiment": ("list", "run", "show", "plot", "export")}
+"""Commands that are made of commands."""
 HELP_WIDTH = "100"
 
 
@@ -180,7 +182,8 @@ def _environment() -> dict[str, str]:
 def cli_page() -> str:
     """Return the help of every command, as Markdown."""
     lines: list[str] = []
-    for command in ((), *((name,) for name in COMMANDS)):
+    whole = [(name, *part) for name in COMMANDS for part in ((), *((p,) for p in PARTS.get(name, ())))]
+    for command in ((), *whole):
         lines += [f"## {' '.join(('tiebeam', *command))}", "", "```text", help_text(*command), "```", ""]
     return "\n".join(lines)
 

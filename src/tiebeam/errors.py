@@ -61,6 +61,10 @@ class TargetError(TiebeamError, ValueError):
     """A command-line target cannot be turned into a model."""
 
 
+class StoreError(TiebeamError, RuntimeError):
+    """The file that keeps experiments cannot be read or written."""
+
+
 class UnhealthyTie(TiebeamError, AssertionError):
     """`Report.assert_healthy` found an error or a warning."""
 

@@ -57,7 +57,17 @@ def test_the_documentation_names_every_exit_code() -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [(), ("--help",), ("inspect", "--help"), ("init", "-h"), ("demo", "-h"), ("--version",)]
+    "args",
+    [
+        (),
+        ("--help",),
+        ("inspect", "--help"),
+        ("init", "-h"),
+        ("demo", "-h"),
+        ("experiment", "list"),
+        ("experiment", "run", "-h"),
+        ("--version",),
+    ],
 )
 def test_help_and_version_load_no_framework(args: tuple[str, ...]) -> None:
     code = (

@@ -1,6 +1,5 @@
 """The demo, at sizes that take seconds: its text, its training and what it reports."""
 
-import dataclasses
 import itertools
 import json
 import math
@@ -13,10 +12,12 @@ import pytest
 import torch
 
 from tiebeam.errors import InputError, RangeError
-from tiebeam.experiments.demo.corpus import END, Corpus, collect_corpus, encode_corpus, train_tokenizer
-from tiebeam.experiments.demo.result import STAGES, Curve
+from tiebeam.experiments.corpus import END, Corpus, collect_corpus, encode_corpus, train_tokenizer
+from tiebeam.experiments.curve import Curve
+from tiebeam.experiments.demo.result import STAGES
 from tiebeam.experiments.demo.run import DemoSettings, run_demo
-from tiebeam.experiments.demo.train import TrainSettings, draw_windows, spread_windows, train, validate
+from tiebeam.experiments.training import TrainSettings, train, validate
+from tiebeam.experiments.windows import draw_windows, spread_windows
 from tiebeam.zoo.torch.minigpt import MiniGPT, MiniGPTConfig
 
 TINY = DemoSettings(
@@ -109,13 +110,12 @@ def test_text_that_is_not_utf8_is_read_all_the_same(tmp_path):
 
 
 def test_every_model_gets_the_same_batches(data):
-    settings = TrainSettings(batch=3, seed=4)
     one, two, other = (
         torch.stack([next(batches) for _ in range(3)])
         for batches in (
-            draw_windows(data.train, 9, settings),
-            draw_windows(data.train, 9, settings),
-            draw_windows(data.train, 9, dataclasses.replace(settings, seed=5)),
+            draw_windows(data.train, 9, batch=3, seed=4),
+            draw_windows(data.train, 9, batch=3, seed=4),
+            draw_windows(data.train, 9, batch=3, seed=5),
         )
     )
     assert torch.equal(one, two)
@@ -125,17 +125,17 @@ def test_every_model_gets_the_same_batches(data):
 
 def test_windows_reach_the_last_token():
     ids = np.arange(10)
-    windows = torch.cat([next(draw_windows(ids, 9, TrainSettings(batch=64)))])
+    windows = torch.cat([next(draw_windows(ids, 9, batch=64, seed=0))])
     assert {int(window[0]) for window in windows} == {0, 1}
     assert spread_windows(ids, 4, 3)[:, 0].tolist() == [0, 3, 6]
-    for windows_of in (lambda: draw_windows(ids, 11, TrainSettings()), lambda: spread_windows(ids, 11, 2)):
+    for windows_of in (lambda: draw_windows(ids, 11, batch=8, seed=0), lambda: spread_windows(ids, 11, 2)):
         with pytest.raises(InputError, match="shorter than one window"):
             windows_of()
 
 
 def test_the_rate_warms_up_and_falls_to_its_floor():
     settings = TrainSettings(steps=100, rate=2.0, warmup=10, floor=0.1)
-    rates = [settings.rate_at(step) for step in range(100)]
+    rates = [settings.rate * settings.share_at(step) for step in range(100)]
     assert rates[0] == pytest.approx(0.2)
     assert max(rates) == pytest.approx(2.0, rel=0.03)
     assert int(np.argmax(rates)) == 9

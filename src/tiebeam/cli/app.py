@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tiebeam.cli.checkpoint import checkpoint_command
+from tiebeam.cli.experiment import experiment_app
 from tiebeam.cli.options import DebugOpt, FailOnOpt, FormatOpt, OutputOpt
 from tiebeam.cli.output import (
     HEALTHY,
@@ -235,6 +236,9 @@ def demo_command(
 
         show_demo(out, **_given(steps=steps, vocab=vocab, seed=seed))
     raise typer.Exit(HEALTHY)
+
+
+app.add_typer(experiment_app, name="experiment")
 
 
 @app.command("advise")

@@ -62,12 +62,13 @@ def to_html(
     return document(heading, element("main", *body))
 
 
-def document(title: str, body: Markup) -> str:
-    """A whole page with its style."""
+def document(title: str, body: Markup, *, pictures: bool = False) -> str:
+    """A whole page around a body: no network, no script; `pictures` may stand in the page itself."""
+    policy = f"{_POLICY}; img-src data:" if pictures else _POLICY
     css = files("tiebeam.reports").joinpath("page.css").read_text(encoding="utf-8")
     head = joined(
         Markup('<meta charset="utf-8">'),
-        Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
+        Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
         Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
         element("title", f"tiebeam: {title}"),
         element("style", Markup(css + beam.CSS + charts.CSS)),
@@ -77,7 +78,7 @@ def document(title: str, body: Markup) -> str:
 
 
 def panel(*children: str, style: str = "") -> Markup:
-    """A framed part of the page."""
+    """A framed section."""
     return element("section", *children, class_=f"panel {style}".strip())
 
 

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 import tiebeam
-from tiebeam.experiments.demo.corpus import Corpus, TokenData, collect_corpus, encode_corpus, train_tokenizer
-from tiebeam.experiments.demo.result import Curve, DemoEvent, DemoResult, DemoRun, Stage
-from tiebeam.experiments.demo.train import TrainSettings, spread_windows, train
+from tiebeam.experiments.corpus import Corpus, TokenData, collect_corpus, encode_corpus, train_tokenizer
+from tiebeam.experiments.curve import Curve
+from tiebeam.experiments.demo.result import DemoEvent, DemoResult, DemoRun, Stage
+from tiebeam.experiments.training import TrainSettings, train
+from tiebeam.experiments.windows import spread_windows
 from tiebeam.zoo.torch.minigpt import MiniGPT, MiniGPTConfig
 
 OnEvent = Callable[[DemoEvent], object]

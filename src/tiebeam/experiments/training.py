@@ -2,18 +2,22 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from tiebeam.errors import InputError, RangeError
-from tiebeam.experiments.demo.corpus import Ids
-from tiebeam.experiments.demo.result import Curve
+from tiebeam.errors import RangeError
+from tiebeam.experiments.corpus import Ids
+from tiebeam.experiments.curve import Curve
+from tiebeam.experiments.windows import draw_windows, spread_windows
 from tiebeam.zoo.torch.minigpt import MiniGPT
 
+Groups = list[dict[str, Any]]
+BeforeStep = Callable[[int, Tensor, torch.optim.Optimizer], object]
 OnStep = Callable[[int, float], object]
 """Called after each step with the number of steps done and the loss of the last. Unit: nats."""
 
@@ -29,7 +33,7 @@ class TrainSettings:
         warmup: Steps until it is reached.
         floor: Share of it that the cosine ends at.
         betas, weight_decay: Of AdamW.
-        clip: Largest norm of the gradient.
+        clip: Largest norm of the gradient; None leaves it as it is.
         seed: Of the windows; equal seeds give equal batches to every model.
         validate_every: Steps between two validations; the start and the end are always validated.
         validation_windows: Windows in a validation, spread evenly.
@@ -42,7 +46,7 @@ class TrainSettings:
     floor: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.01
-    clip: float = 1.0
+    clip: float | None = 1.0
     seed: int = 0
     validate_every: int = 20
     validation_windows: int = 16
@@ -52,57 +56,90 @@ class TrainSettings:
             if getattr(self, name) < 1:
                 raise RangeError(f"{name} of TrainSettings", got=repr(getattr(self, name)), expected="at least 1")
 
-    def rate_at(self, step: int) -> float:
-        """Return the learning rate of step 0, 1, ...
+    def share_at(self, step: int) -> float:
+        """Return the share of the largest rate at step 0, 1, ...
 
         Example:
-            >>> TrainSettings(steps=100, rate=1.0, warmup=10).rate_at(0)
+            >>> TrainSettings(steps=100, warmup=10).share_at(0)
             0.1
         """
         cosine = 0.5 * (1.0 + math.cos(math.pi * step / self.steps))
-        return self.rate * min(1.0, (step + 1) / self.warmup) * (self.floor + (1.0 - self.floor) * cosine)
+        return min(1.0, (step + 1) / self.warmup) * (self.floor + (1.0 - self.floor) * cosine)
 
 
-def train(model: MiniGPT, train_ids: Ids, validation_ids: Ids, settings: TrainSettings, on_step: OnStep) -> Curve:
+def train(
+    model: MiniGPT,
+    train_ids: Ids,
+    validation_ids: Ids,
+    settings: TrainSettings,
+    on_step: OnStep,
+    *,
+    groups: Groups | None = None,
+    before_step: BeforeStep | None = None,
+    after_validation: OnStep | None = None,
+    autocast: bool = False,
+) -> Curve:
     """Train `model` where it lies, on windows of one token more than its block size.
 
     Args:
         model: Changed in place.
-        train_ids: (tokens,), int64.
+        train_ids: (tokens,), integers.
         validation_ids: Likewise.
         settings: How.
         on_step: Told of every step.
+        groups: Parameter groups with rates of their own, which share the schedule; None is one group of all.
+        before_step: Given the step, its batch and the optimizer, before anything is done with them.
+        after_validation: Told of every validation: the steps done and its loss.
+        autocast: Compute in bfloat16 where torch holds that it suffices.
 
     Raises:
         InputError: One of the texts is shorter than a window.
     """
-    window = model.config.block_size + 1
-    batches = draw_windows(train_ids, window, settings)
-    held_out = spread_windows(validation_ids, window, settings.validation_windows)
+    window, device = model.config.block_size + 1, next(model.parameters()).device
+    batches = draw_windows(train_ids, window, batch=settings.batch, seed=settings.seed)
+    held_out = spread_windows(validation_ids, window, settings.validation_windows).to(device)
     optimizer = torch.optim.AdamW(
-        model.parameters(),
+        model.parameters() if groups is None else groups,
         lr=settings.rate,
         betas=settings.betas,
         weight_decay=settings.weight_decay,
         fused=True,
     )
+    rates = [group["lr"] for group in optimizer.param_groups]
+    points: list[tuple[int, float]] = []
+
+    def look(done: int) -> None:
+        with _precision(device, autocast):
+            points.append((done, validate(model, held_out, settings.batch)))
+        if after_validation is not None:
+            after_validation(*points[-1])
+
     started, losses = time.perf_counter(), []
-    points = [(0, validate(model, held_out, settings.batch))]
+    look(0)
     model.train()
     for step in range(settings.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = settings.rate_at(step)
-        loss = model.loss(next(batches))
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * settings.share_at(step)
+        batch = next(batches).to(device)
+        if before_step is not None:
+            before_step(step, batch, optimizer)
+        with _precision(device, autocast):
+            loss = model.loss(batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        if settings.clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         optimizer.step()
         losses.append(float(loss.detach()))
         done = step + 1
-        if done % settings.validate_every == 0 or done == settings.steps:
-            points.append((done, validate(model, held_out, settings.batch)))
         on_step(done, losses[-1])
+        if done % settings.validate_every == 0 or done == settings.steps:
+            look(done)
     return Curve(tuple(losses), tuple(points), time.perf_counter() - started)
+
+
+def _precision(device: torch.device, autocast: bool) -> AbstractContextManager[object]:
+    return torch.autocast(device.type, torch.bfloat16) if autocast else nullcontext()
 
 
 @torch.no_grad()
@@ -115,41 +152,3 @@ def validate(model: MiniGPT, windows: Tensor, batch: int) -> float:
     finally:
         model.train(before)
     return sum(losses) / len(windows)
-
-
-def draw_windows(ids: Ids, window: int, settings: TrainSettings) -> Iterator[Tensor]:
-    """Return an endless stream of batches, (batch, window), int64, drawn by NumPy from `settings.seed`.
-
-    Raises:
-        InputError: `ids` are shorter than a window.
-    """
-    _check_length(ids, window)
-    rng = np.random.default_rng(settings.seed)
-
-    def batches() -> Iterator[Tensor]:
-        while True:
-            starts = rng.integers(0, len(ids) - window + 1, size=settings.batch)
-            yield torch.from_numpy(ids[starts[:, None] + np.arange(window)])
-
-    return batches()
-
-
-def spread_windows(ids: Ids, window: int, count: int) -> Tensor:
-    """Return `count` windows that start at even distances over all of `ids`: (count, window), int64.
-
-    Raises:
-        InputError: `ids` are shorter than a window.
-
-    Example:
-        >>> spread_windows(np.arange(9), window=3, count=2)
-        tensor([[0, 1, 2],
-                [6, 7, 8]])
-    """
-    _check_length(ids, window)
-    starts = np.linspace(0, len(ids) - window, count).astype(np.int64)
-    return torch.from_numpy(ids[starts[:, None] + np.arange(window)])
-
-
-def _check_length(ids: Ids, window: int) -> None:
-    if len(ids) < window:
-        raise InputError("the text is shorter than one window", got=f"{len(ids)} tokens", expected=f"at least {window}")

@@ -16,7 +16,8 @@ from tiebeam.errors import BackendError, InputError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-Ids = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.integer]
+"""(tokens,), in memory or mapped from a file."""
 
 END = "<|end|>"
 """Stands after every file; always token 0."""
@@ -57,7 +58,7 @@ class TokenData:
     """A corpus as token ids.
 
     Attributes:
-        train, validation: (tokens,), int64.
+        train, validation: (tokens,), integers.
         vocab: How many different ids there can be.
         tokenizer: What turns ids back into text.
     """
@@ -162,3 +163,13 @@ def _python_files(root: Path) -> Iterator[Path]:
 
 def _fingerprint(path: Path) -> str:
     return hashlib.sha256(path.as_posix().encode()).hexdigest()
+
+
+def check_length(ids: Ids, window: int) -> None:
+    """Raise where not one window fits into `ids`.
+
+    Raises:
+        InputError: It does not.
+    """
+    if len(ids) < window:
+        raise InputError("the text is shorter than one window", got=f"{len(ids)} tokens", expected=f"at least {window}")

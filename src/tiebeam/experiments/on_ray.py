@@ -1,0 +1,56 @@
+"""The same sweep on a Ray cluster whose machines see the same files."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tiebeam.errors import BackendError
+
+if TYPE_CHECKING:
+    from tiebeam.experiments.runner import Job, Outcome
+
+
+def outcomes(jobs: "Sequence[Job]", workers: int) -> "Iterator[Outcome]":
+    """Run every job on the cluster that `RAY_ADDRESS` names, else on one of this machine, and yield how each ended.
+
+    Args:
+        jobs: All that is to be done; each takes as many of Ray's cores as it has threads, and a GPU if it runs on one.
+        workers: How many are handed out at once.
+
+    Raises:
+        BackendError: Ray is missing.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise BackendError("--engine ray needs 'ray', which is missing", hint="pip install 'tiebeam[ray]'") from error
+    from tiebeam.experiments.runner import execute
+
+    if not jobs:
+        return
+    own = not ray.is_initialized()
+    if own:
+        ray.init(log_to_driver=False, include_dashboard=False, logging_level="error")
+    job = jobs[0]
+    needs = {"num_cpus": 1, "num_gpus": 1} if job.device == "cuda" else {"num_cpus": job.threads or 1}
+    remote = ray.remote(**needs, max_retries=0)(execute)
+    waiting = list(reversed(jobs))
+    going: list[Any] = []
+    try:
+        while waiting or going:
+            while waiting and len(going) < workers:
+                going.append(remote.remote(waiting.pop()))
+            ready, going = ray.wait(going)
+            yield from ray.get(ready)
+    except BaseException:
+        _stop(ray, going)
+        raise
+    finally:
+        if own:
+            ray.shutdown()
+
+
+def _stop(ray: Any, going: Sequence[Any]) -> None:
+    for task in going:
+        ray.cancel(task, force=False)  # as Ctrl-C: the run is given back
+    if going:
+        ray.wait(list(going), num_returns=len(going), timeout=10.0)
