@@ -153,6 +153,32 @@ def test_parts_that_a_forward_makes_are_gone_with_the_note_that_they_are_there()
     assert len(list(model.state_dict())) == len(names) + 4
 
 
+def test_a_part_that_is_exchanged_and_the_note_of_it_in_another_module_go_back_together() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kind: nn.Module = nn.Identity()
+
+    class Choosy(Base):
+        """Takes another kind of block for short inputs, and refuses the longer ones that this block cannot do."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.block, self.short = Block(), False
+
+        def forward(self, ids: Tensor) -> Tensor:
+            if ids.shape[1] < 64 and not self.short:
+                self.block.kind, self.short = nn.Linear(64, 64), True
+            if not self.short or isinstance(self.block.kind, nn.Identity):
+                raise ValueError("the block and the note of it differ")
+            return self.norm(self.block.kind(self.embed(ids) * 7.0)) @ self.embed.weight.T
+
+    model = Choosy()
+    assert tiebeam.inspect(model, IDS).tables[0].lookup_factor == pytest.approx(7.0)
+    assert not model.short
+    assert isinstance(model.block.kind, nn.Identity)
+
+
 def test_inputs_that_a_forward_writes_are_as_before() -> None:
     ids = IDS.clone()
     tiebeam.inspect(Base(lambda model, given: given.fill_(1)), ids)

@@ -17,7 +17,7 @@ class Keeper:
     """Remembers a model before the pass; `restore` puts it back, also after a failure.
 
     Elements are cloned only when an operation is about to write them; a sparse tensor is known by its values'
-    memory. A module that makes or replaces parts of itself also notes in its attributes that it did: both are put
+    memory. A model that makes or replaces parts of itself also notes in attributes that it did: both are put
     back. Modules whose wrapper swaps parameters itself (offloading, sharding: `swapped`) are left to it.
     """
 
@@ -78,11 +78,11 @@ class Keeper:
                 p.grad = grad
 
     def _restore_parts(self) -> None:
-        for parts in self._parts:
-            if any(map(_other, parts[:-1])):
-                for table, entries in parts:
-                    table.clear()
-                    table.update(entries)
+        if any(_other(part) for parts in self._parts for part in parts[:-1]):
+            # What a model swaps in one module (a kind of attention, for short inputs) it may have noted in another.
+            for table, entries in (part for parts in self._parts for part in parts):
+                table.clear()
+                table.update(entries)
         for t, data in self._data:
             if t.layout != torch.strided or _lies(t) != _lies(data):
                 t.data = data

@@ -34,7 +34,7 @@ class ReadoutStats(NamedTuple):
 
     @property
     def accuracy(self) -> Array:
-        """Share of the targets that count whose logit is the largest: a scalar."""
+        """The largest logit is the target's at this share of the targets that count; a scalar."""
         return self.best.sum() / self.counted.sum()
 
     @property

@@ -112,7 +112,7 @@ def readout_loss(
         InputError: The batch is empty, a dtype or a device does not fit, a target lies outside the table, or what is
             read holds NaN or infinity (in float16 these pass, for a gradient scaler to see). Said before any work.
         RangeError: A number lies outside its range.
-        GradientError: In a backward pass: through gradients of this loss.
+        tiebeam.errors.GradientError: In a backward pass: through gradients of this loss.
 
     Assumes: two threads of one process do not change torch's number of threads meanwhile; nothing global is set.
 

@@ -24,7 +24,7 @@ class ReadoutStats:
 
     @property
     def accuracy(self) -> Tensor:
-        """Share of the targets that count whose logit is the largest: a scalar, NaN where none counts."""
+        """The largest logit is the target's at this share of the targets that count; a scalar, NaN where none counts."""
         return self.best.sum() / self.counted.sum()
 
     @property
