@@ -6,9 +6,10 @@ import pytest
 from tests.core.facts import couple, lookup, lookup_table, readout, readout_table, table
 from tests.core.findings_examples import FIRES, HEALTHY, SILENT, case
 
+from tiebeam.core.checkpoint import CheckpointReport
 from tiebeam.core.findings import in_order
 from tiebeam.core.report import Finding, Report
-from tiebeam.errors import UnhealthyTie
+from tiebeam.errors import RangeError, UnhealthyTie
 
 OF_THE_MODEL = {"no-table", "no-logits"}  # they are about no table
 
@@ -137,3 +138,23 @@ def test_a_code_that_is_ignored_does_not_raise_and_others_still_do():
 def test_rules_are_functions_of_the_facts_alone():
     for example in (c for cases in FIRES.values() for c in cases):
         assert example.findings() == example.findings()
+
+
+def test_one_code_that_is_let_pass_may_be_a_string_and_is_compared_whole():
+    report = Report("Model", "none", findings=(Finding("init-scale", "error", "embed.weight", "too large"),))
+    report.assert_healthy(ignore="init-scale")
+    with pytest.raises(UnhealthyTie, match="too large"):
+        report.assert_healthy(ignore="untied")
+
+
+@pytest.mark.parametrize("ignore", ["init_scale", "my-init-scale", ["init_scale"], {"drifted", "init-scal"}])
+def test_a_code_that_no_finding_has_is_refused_whatever_the_report_holds(ignore):
+    findings = (Finding("init-scale", "error", "embed.weight", "too large"),)
+    for report in (
+        Report("Model", "none"),
+        Report("Model", "none", findings=findings),
+        CheckpointReport(path="m.safetensors", format="safetensors", state="omitted", findings=findings),
+    ):
+        with pytest.raises(RangeError, match="no code of a finding") as refused:
+            report.assert_healthy(ignore=ignore)
+        assert refused.value.hint == "did you mean 'init-scale'?"
