@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from tests.core.facts import couple, lookup, lookup_table, readout, readout_table, table
+from tests.core.facts import ROOT, couple, lookup, lookup_table, readout, readout_table, table
 from tests.core.findings_examples import FIRES, HEALTHY, SILENT, case
 
 from tiebeam.core.checkpoint import CheckpointReport
@@ -158,3 +158,35 @@ def test_a_code_that_no_finding_has_is_refused_whatever_the_report_holds(ignore)
         with pytest.raises(RangeError, match="no code of a finding") as refused:
             report.assert_healthy(ignore=ignore)
         assert refused.value.hint == "did you mean 'init-scale'?"
+
+
+def fresh_copies(**changes):
+    return couple("copy", 0.0, lookup={"std": 1.0}, readout={"std": 1.0, **changes})
+
+
+def test_the_fix_of_a_copys_scale_ties_before_it_draws():
+    example = case("", *fresh_copies())
+    (scale,), (copy,) = example.findings("init-scale"), example.findings("copy-not-tie")
+    assert scale.fix == f"{copy.fix}\ninitialize"
+    assert "tie it first" in scale.hint
+
+
+def test_there_is_no_fix_that_would_be_refused_where_a_copy_cannot_be_tied():
+    (found,) = case("", *fresh_copies(vocab_axis=1)).findings("init-scale")
+    assert (found.fix, "tie it first" in found.hint) == ("", True)
+
+
+def test_a_copy_on_purpose_is_drawn_alone():
+    (found,) = case("", *fresh_copies(), untied_on_purpose=True).findings("init-scale")
+    assert (found.fix, found.hint) == ("initialize", "")
+
+
+def test_a_copy_of_unknown_age_is_tied_first_too():
+    (found,) = case("", *fresh_copies(fresh=None)).findings("scale-unsure")
+    assert "tie it first" in found.hint
+
+
+def test_of_one_severity_the_tie_comes_before_the_scale():
+    readout = {"std": 2.01 / ROOT}
+    found = case("", *couple("copy", 0.0, lookup={"std": 1.0}, readout=readout)).findings()
+    assert [f.code for f in found if f.severity == "warning"] == ["copy-not-tie", "init-scale"]

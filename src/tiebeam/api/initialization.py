@@ -336,9 +336,18 @@ def _rounds(
 
 
 def _still(seen: Look, report: Report) -> list[Finding]:
-    """Copies that were meant to be one table are two independent ones now: that is no cure."""
+    """Tables that were meant to be one are two independent ones now: that is no cure, and it is said of what is now."""
     lost = [f for f in report_of(seen).findings if f.code in ("copy-not-tie", "drifted") and f.severity != "info"]
-    return [f for f in lost if all(f.where != g.where or f.code != g.code for g in report.findings)]
+    return [
+        replace(
+            f,
+            message=f"{f.where!r} looked like one table with another before the draw; now they are two independent "
+            "ones, and neither holds the other's values",
+            hint="if they were meant to be one: tie them, then initialise again",
+        )
+        for f in lost
+        if all(f.where != g.where or f.code != g.code for g in report.findings)
+    ]
 
 
 def _left(seen: Look) -> list[str]:

@@ -65,7 +65,7 @@ def _logits(c: Context, t: Table) -> Iterator[Finding]:
             "scale-unsure", "info", t.name,
             f"std {t.std:.4g} gives logits of std {s:.3g}, where a fresh table wants {t.target_std:.4g}; from "
             f"{t.vocab} rows it cannot be told whether this one is fresh or trained",
-            hint="if it is fresh: tiebeam.initialize(model, inputs)",
+            hint=f"if it is fresh: {_TIE_FIRST if _is_copy(c, t) else 'tiebeam.initialize(model, inputs)'}",
         )  # fmt: skip
         return
     if t.fresh is None:
@@ -78,7 +78,7 @@ def _logits(c: Context, t: Table) -> Iterator[Finding]:
         yield Finding(
             "init-scale", "error" if s > LOGITS_ERROR else "warning", t.name,
             f"std {t.std:.4g} gives logits of std {s:.3g}{first}; the readout wants {t.target_std:.4g}",
-            fix=c.fixes.initialize(),
+            fix=_draw(c, t), hint=_TIE_FIRST if _is_copy(c, t) else "",
         )  # fmt: skip
     elif s < LOGITS_SMALL:
         yield Finding(
@@ -92,6 +92,24 @@ def _logits(c: Context, t: Table) -> Iterator[Finding]:
             f"the logit of the token just read starts at {own:.3g}, above all others: the model first predicts its own "
             "input. That is usual for tied tables and soon unlearned",
         )  # fmt: skip
+
+
+_TIE_FIRST = "tie it first, then tiebeam.initialize(model, inputs), which refuses copies: it would part them for good"
+
+
+def _is_copy(c: Context, t: Table) -> bool:
+    """Whether a draw would turn two tables that were meant to be one into two unrelated ones."""
+    return t.state == "copy" and not t.constant and not c.untied_on_purpose
+
+
+def _draw(c: Context, t: Table) -> str:
+    """Code that draws a readout's table; a copy becomes one with its partner first, or there is none."""
+    if not _is_copy(c, t):
+        return c.fixes.initialize()
+    partner = c.partner(t)
+    alike = partner is not None and (partner.vocab, partner.vocab_axis) == (t.vocab, t.vocab_axis)
+    tie = c.fixes.tie(partner.name, t.name) if partner is not None and alike else ""
+    return f"{tie}\n{c.fixes.initialize()}" if tie else ""
 
 
 def _lookup(c: Context, t: Table) -> Iterator[Finding]:
