@@ -146,6 +146,29 @@ def test_a_pair_that_had_drifted_is_said_to_be_parted_by_the_draw_and_no_longer_
     assert after.fix == before.fix
 
 
+def test_a_model_in_which_nothing_is_drawn_is_told_so_and_not_called_healthy() -> None:
+    report = tiebeam.initialize(nn.Linear(4, 4), torch.ones(2, 4))
+    assert report.notes == ("nothing was drawn: no vocabulary table was seen in this pass",)
+    assert str(report).splitlines()[0] == "Linear: no vocabulary table seen, nothing to judge (1 info)"
+    with torch.device("meta"):
+        planned = tiebeam.initialize(nn.Linear(4, 4), torch.ones(2, 4, device="meta"))
+    assert "nothing was drawn: no vocabulary table was seen in this pass" in planned.notes
+
+
+def test_a_model_that_returns_its_hidden_state_alone_is_not_called_healthy() -> None:
+    class Hidden(Model):
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.norm(self.embed(ids))
+
+    head = str(tiebeam.inspect(Hidden(), IDS)).splitlines()[0]
+    assert head.startswith("Hidden: no readout seen, tie not judged")
+    silent = Hidden()
+    nn.init.zeros_(silent.embed.weight)
+    report = tiebeam.initialize(silent, IDS)
+    assert report.init == ()
+    assert "nothing was drawn: initialize leaves embed.weight alone" in report.notes
+
+
 def test_two_equal_tables_that_the_config_calls_two_are_drawn_as_two() -> None:
     model = Model()
     model.config = types.SimpleNamespace(tie_word_embeddings=True, vocab_size=300)

@@ -161,6 +161,7 @@ def _initialized(seen: Look, mode: Mode, seed: int) -> Report:
         return replace(
             report,
             findings=in_order([*report.findings, *_left_alone(seen, unseen)]),
+            notes=(*report.notes, *([] if plans else _nothing_drawn(seen))),
             init=tuple(_done(p, p.std, p.table, None, 0, written=False, seed=seed) for p in plans),
         )
     for plan in plans:
@@ -193,7 +194,14 @@ def _check_no_copies(seen: Look, plans: Sequence[TablePlan]) -> None:
 
 def _unwritten(seen: Look) -> Report:
     report = report_of(seen)
-    return replace(report, notes=(*report.notes, *_left(seen)))
+    return replace(report, notes=(*report.notes, *_nothing_drawn(seen)))
+
+
+def _nothing_drawn(seen: Look) -> list[str]:
+    if not seen.tables:
+        return ["nothing was drawn: no vocabulary table was seen in this pass"]
+    names = ", ".join(t.name for t in seen.tables)
+    return [f"nothing was drawn: initialize leaves {names} alone", *_left(seen)]
 
 
 def _unseen(seen: Look) -> dict[str, str]:
