@@ -18,6 +18,7 @@ setup: $(READY) ## make the virtual environment
 
 $(READY): pyproject.toml constraints.txt
 	@$(or $(PYTHON),false) $(RECENT) || { echo "tiebeam needs Python 3.11 or later: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "installing PyTorch, JAX, TensorFlow and the tools into $(VENV): about 4 GB, several minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group dev -e '.[transformers,demo]'

@@ -42,6 +42,7 @@ def test_the_closing_table_holds_what_was_measured(shown: tuple["DemoResult", st
     assert float(mended) < float(first)
     assert first in text
     assert "init-scale" in text
+    assert "seconds, both trained at once" in body  # wall time of either: they share the cores
 
 
 def test_the_page_shows_both_curves_and_the_report(shown: tuple["DemoResult", str, str]) -> None:

@@ -92,6 +92,11 @@ FIRES: dict[str, tuple[Case, ...]] = {
     "functional-tie": (
         case("a product in the model's own forward", table(readouts=(readout(where=""),))),
         case("a product in another module", table(readouts=(readout(where="decoder"),))),
+        case("the holder's own in a collection", table(names=("params.embed.weight",), readouts=(readout(where=""),))),
+        case(
+            "a product in a module of a part's name",
+            table(names=("encoder.embed.weight",), lookups=(lookup(where="encoder.embed"),)),
+        ),
     ),
     "split-devices": (
         case("two devices", table(**NAMES), severity="warning", devices={"embed": "0", "head": "1"}),
@@ -170,7 +175,11 @@ SILENT: dict[str, tuple[Case, ...]] = {
         case("unknown", *couple("unknown", None, readout={"trainable": False})),
     ),
     "several-names": (HEALTHY, case("an alias", ALIASED)),
-    "functional-tie": (HEALTHY, case("a module of its own", table(**NAMES))),
+    "functional-tie": (
+        HEALTHY,
+        case("a module of its own", table(**NAMES)),
+        case("the module that holds it, in a collection", table(names=("params.embed.weight",))),
+    ),
     "split-devices": (
         case("one device", table(**NAMES), devices={"embed": "0", "head": "0"}),
         case("no device map", table(**NAMES)),

@@ -3,12 +3,13 @@
 import math
 
 import pytest
-from tests.core.facts import couple, lookup, lookup_table, readout, readout_table, table
+from tests.core.facts import ROOT, couple, lookup, lookup_table, readout, readout_table, table
 from tests.core.findings_examples import FIRES, HEALTHY, SILENT, case
 
+from tiebeam.core.checkpoint import CheckpointReport
 from tiebeam.core.findings import in_order
 from tiebeam.core.report import Finding, Report
-from tiebeam.errors import UnhealthyTie
+from tiebeam.errors import RangeError, UnhealthyTie
 
 OF_THE_MODEL = {"no-table", "no-logits"}  # they are about no table
 
@@ -137,3 +138,55 @@ def test_a_code_that_is_ignored_does_not_raise_and_others_still_do():
 def test_rules_are_functions_of_the_facts_alone():
     for example in (c for cases in FIRES.values() for c in cases):
         assert example.findings() == example.findings()
+
+
+def test_one_code_that_is_let_pass_may_be_a_string_and_is_compared_whole():
+    report = Report("Model", "none", findings=(Finding("init-scale", "error", "embed.weight", "too large"),))
+    report.assert_healthy(ignore="init-scale")
+    with pytest.raises(UnhealthyTie, match="too large"):
+        report.assert_healthy(ignore="untied")
+
+
+@pytest.mark.parametrize("ignore", ["init_scale", "my-init-scale", ["init_scale"], {"drifted", "init-scal"}])
+def test_a_code_that_no_finding_has_is_refused_whatever_the_report_holds(ignore):
+    findings = (Finding("init-scale", "error", "embed.weight", "too large"),)
+    for report in (
+        Report("Model", "none"),
+        Report("Model", "none", findings=findings),
+        CheckpointReport(path="m.safetensors", format="safetensors", state="omitted", findings=findings),
+    ):
+        with pytest.raises(RangeError, match="no code of a finding") as refused:
+            report.assert_healthy(ignore=ignore)
+        assert refused.value.hint == "did you mean 'init-scale'?"
+
+
+def fresh_copies(**changes):
+    return couple("copy", 0.0, lookup={"std": 1.0}, readout={"std": 1.0, **changes})
+
+
+def test_the_fix_of_a_copys_scale_ties_before_it_draws():
+    example = case("", *fresh_copies())
+    (scale,), (copy,) = example.findings("init-scale"), example.findings("copy-not-tie")
+    assert scale.fix == f"{copy.fix}\ninitialize"
+    assert "tie it first" in scale.hint
+
+
+def test_there_is_no_fix_that_would_be_refused_where_a_copy_cannot_be_tied():
+    (found,) = case("", *fresh_copies(vocab_axis=1)).findings("init-scale")
+    assert (found.fix, "tie it first" in found.hint) == ("", True)
+
+
+def test_a_copy_on_purpose_is_drawn_alone():
+    (found,) = case("", *fresh_copies(), untied_on_purpose=True).findings("init-scale")
+    assert (found.fix, found.hint) == ("initialize", "")
+
+
+def test_a_copy_of_unknown_age_is_tied_first_too():
+    (found,) = case("", *fresh_copies(fresh=None)).findings("scale-unsure")
+    assert "tie it first" in found.hint
+
+
+def test_of_one_severity_the_tie_comes_before_the_scale():
+    readout = {"std": 2.01 / ROOT}
+    found = case("", *couple("copy", 0.0, lookup={"std": 1.0}, readout=readout)).findings()
+    assert [f.code for f in found if f.severity == "warning"] == ["copy-not-tie", "init-scale"]

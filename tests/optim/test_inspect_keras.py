@@ -119,6 +119,7 @@ def test_looking_builds_nothing_and_says_so() -> None:
     seen = tiebeam.inspect_optimizer(made, model, report)
     assert not made.built
     assert "not built" in " ".join(seen.notes)
+    assert seen.notes[0].startswith(f"{OWNER}: stepped as adamw, rate 0.001 = 1 times that of the rest, decay ")
 
 
 def test_what_is_no_optimizer_of_keras_is_refused() -> None:

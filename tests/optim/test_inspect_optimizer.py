@@ -60,6 +60,13 @@ def test_groups_of_the_report_leave_nothing_to_say() -> None:
     assert World(grouped).codes() == []
 
 
+def test_the_report_says_how_the_table_is_stepped_though_there_is_nothing_to_mend() -> None:
+    seen = World(grouped).seen()
+    line = "embed.weight: stepped as adamw, rate 0.008 = 8 times that of the rest, decay 0.0125, eps 1.25e-09"
+    assert seen.notes == (line,)
+    assert f"note: {line}" in " ".join(str(seen).split())
+
+
 @pytest.mark.parametrize("family", ["sgd", "adam", "rmsprop", "adagrad", "nadam", "adamax"])
 def test_groups_of_every_family_leave_nothing_to_say(family: str) -> None:
     build = {"sgd": optim.SGD, "adam": optim.Adam, "rmsprop": optim.RMSprop, "adagrad": optim.Adagrad}

@@ -433,8 +433,10 @@ def test_a_table_under_muon_is_found() -> None:
 def test_models_that_hold_their_arrays_need_no_params(make: Callable[[], Any]) -> None:
     model = make()
     report = tiebeam.inspect(model, TOKENS if isinstance(model, nnx.Module) else TOKENS[0])
-    found = tiebeam.inspect_optimizer(optax.adamw(1e-3), model, report).findings
-    assert [f.code for f in found] == ["table-rate"]
+    looked = tiebeam.inspect_optimizer(optax.adamw(1e-3), model, report)
+    assert [f.code for f in looked.findings] == ["table-rate"]
+    [note] = looked.notes
+    assert note == f"{report.tables[0].name}: stepped as adamw, 1 times as far as the rest in a trial step"
 
 
 def test_what_is_no_transformation_is_refused() -> None:

@@ -159,6 +159,22 @@ def test_what_could_not_be_judged_is_noted() -> None:
     assert ["was not judged" in n or "is frozen" in n or "was followed for 0 steps" in n for n in notes] == [True] * 3
 
 
+def test_how_a_table_is_stepped_is_told_in_one_line_for_each_group_that_holds_it() -> None:
+    body, own = (replace(g, weight_decay=0.1, eps=1e-8) for g in (examples.BODY, examples.OWN))
+    line = "wte: stepped as adamw, rate 8 = 8 times that of the rest, decay 0.1, eps 1e-08"
+    assert facts_notes(examples.facts(body, own)) == (line,)
+    assert facts_notes(examples.facts(examples.group("mlp", "wte", lr=3e-4))) == (
+        "wte: stepped as adamw, rate 0.0003 = 1 times that of the rest",
+    )
+    assert facts_notes(examples.facts(examples.group("wte", family=None, lr=None))) == (
+        "wte: stepped by an optimizer of unknown family",
+    )
+    assert facts_notes(examples.facts(body, own, own)) == (line, line)
+    tried = (replace(g, tried=True) for g in (body, own))
+    assert facts_notes(examples.facts(*tried)) == ("wte: stepped as adamw, 8 times as far as the rest in a trial step",)
+    assert facts_notes(examples.facts(body)) == ()
+
+
 def test_rates_that_are_near_enough_are_not_spoken_of() -> None:
     for off, speaks in ((1.4, False), (1.6, True), (1 / 1.4, False), (1 / 1.6, True)):
         facts = examples.facts(examples.BODY, examples.group("wte", lr=examples.C * off))

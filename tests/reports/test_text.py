@@ -131,7 +131,14 @@ def test_lines_of_a_fix_stay_whole_where_no_width_was_asked_for(monkeypatch):
         (UNHEALTHY, "MiniGPT: tied, 3 findings (1 error, 1 warning, 1 info)"),
         (UNTIED, "Untied: not tied, healthy"),
         (UNKNOWN, "Odd: tie unknown, healthy"),
-        (EMPTY, "Mlp: no vocabulary table, healthy (1 info)"),
+        (EMPTY, "Mlp: no vocabulary table seen, nothing to judge (1 info)"),
+        (EXAMPLES["meta"], "Big: tied, structure healthy, values not seen"),
+        (replace(UNTIED, tables=UNTIED.tables[:1]), "Untied: no readout seen, tie not judged"),
+        (replace(UNTIED, tables=UNTIED.tables[1:]), "Untied: no lookup seen, tie not judged"),
+        (
+            replace(UNHEALTHY, tables=UNTIED.tables[:1]),
+            "MiniGPT: no readout seen, 3 findings (1 error, 1 warning, 1 info)",
+        ),
         (EXAMPLES["cut"], "MiniGPT: not tied (cut), healthy"),
         (
             replace(HEALTHY, tables=(TIED, replace(TIED, state="aliased"))),

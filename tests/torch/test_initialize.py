@@ -122,6 +122,53 @@ def test_a_copy_that_was_meant_to_be_a_tie_is_tied_first() -> None:
     assert [t.state for t in tiebeam.initialize(model, IDS).tables] == ["tied"]
 
 
+def test_the_fix_of_a_copys_scale_ties_it_and_then_draws() -> None:
+    model = Model()
+    model.head.weight = nn.Parameter(model.embed.weight.detach().clone())
+    (found,) = [f for f in tiebeam.inspect(model, IDS).findings if f.code == "init-scale"]
+    exec(compile(found.fix, "fix of init-scale", "exec"), {"model": model, "inputs": IDS, "tiebeam": tiebeam})
+    after = tiebeam.inspect(model, IDS)
+    after.assert_healthy()
+    assert [t.state for t in after.tables] == ["tied"]
+
+
+def test_a_pair_that_had_drifted_is_said_to_be_parted_by_the_draw_and_no_longer_close() -> None:
+    model = Model()
+    values = model.embed.weight.detach()
+    model.head.weight = nn.Parameter(
+        values + 0.1 * torch.randn(values.shape, generator=torch.Generator().manual_seed(1))
+    )
+    (before,) = [f for f in tiebeam.inspect(model, IDS).findings if f.code == "drifted"]
+    (after,) = [f for f in tiebeam.initialize(model, IDS).findings if f.code == "drifted"]
+    assert "differ by" in before.message
+    assert "differ by" not in after.message
+    assert "two independent ones" in after.message
+    assert after.fix == before.fix
+
+
+def test_a_model_in_which_nothing_is_drawn_is_told_so_and_not_called_healthy() -> None:
+    report = tiebeam.initialize(nn.Linear(4, 4), torch.ones(2, 4))
+    assert report.notes == ("nothing was drawn: no vocabulary table was seen in this pass",)
+    assert str(report).splitlines()[0] == "Linear: no vocabulary table seen, nothing to judge (1 info)"
+    with torch.device("meta"):
+        planned = tiebeam.initialize(nn.Linear(4, 4), torch.ones(2, 4, device="meta"))
+    assert "nothing was drawn: no vocabulary table was seen in this pass" in planned.notes
+
+
+def test_a_model_that_returns_its_hidden_state_alone_is_not_called_healthy() -> None:
+    class Hidden(Model):
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.norm(self.embed(ids))
+
+    head = str(tiebeam.inspect(Hidden(), IDS)).splitlines()[0]
+    assert head.startswith("Hidden: no readout seen, tie not judged")
+    silent = Hidden()
+    nn.init.zeros_(silent.embed.weight)
+    report = tiebeam.initialize(silent, IDS)
+    assert report.init == ()
+    assert "nothing was drawn: initialize leaves embed.weight alone" in report.notes
+
+
 def test_two_equal_tables_that_the_config_calls_two_are_drawn_as_two() -> None:
     model = Model()
     model.config = types.SimpleNamespace(tie_word_embeddings=True, vocab_size=300)

@@ -161,6 +161,7 @@ def _initialized(seen: Look, mode: Mode, seed: int) -> Report:
         return replace(
             report,
             findings=in_order([*report.findings, *_left_alone(seen, unseen)]),
+            notes=(*report.notes, *([] if plans else _nothing_drawn(seen))),
             init=tuple(_done(p, p.std, p.table, None, 0, written=False, seed=seed) for p in plans),
         )
     for plan in plans:
@@ -193,7 +194,14 @@ def _check_no_copies(seen: Look, plans: Sequence[TablePlan]) -> None:
 
 def _unwritten(seen: Look) -> Report:
     report = report_of(seen)
-    return replace(report, notes=(*report.notes, *_left(seen)))
+    return replace(report, notes=(*report.notes, *_nothing_drawn(seen)))
+
+
+def _nothing_drawn(seen: Look) -> list[str]:
+    if not seen.tables:
+        return ["nothing was drawn: no vocabulary table was seen in this pass"]
+    names = ", ".join(t.name for t in seen.tables)
+    return [f"nothing was drawn: initialize leaves {names} alone", *_left(seen)]
 
 
 def _unseen(seen: Look) -> dict[str, str]:
@@ -336,9 +344,18 @@ def _rounds(
 
 
 def _still(seen: Look, report: Report) -> list[Finding]:
-    """Copies that were meant to be one table are two independent ones now: that is no cure."""
+    """Tables that were meant to be one are two independent ones now: that is no cure, and it is said of what is now."""
     lost = [f for f in report_of(seen).findings if f.code in ("copy-not-tie", "drifted") and f.severity != "info"]
-    return [f for f in lost if all(f.where != g.where or f.code != g.code for g in report.findings)]
+    return [
+        replace(
+            f,
+            message=f"{f.where!r} looked like one table with another before the draw; now they are two independent "
+            "ones, and neither holds the other's values",
+            hint="if they were meant to be one: tie them, then initialise again",
+        )
+        for f in lost
+        if all(f.where != g.where or f.code != g.code for g in report.findings)
+    ]
 
 
 def _left(seen: Look) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from tiebeam.core.mending import need_mending
 from tiebeam.core.report import Finding
 from tiebeam.errors import UnhealthyTie
 
@@ -104,16 +105,20 @@ class CheckpointReport:
 
     renderers: ClassVar[dict[str, Callable[[CheckpointReport], str]]] = {}
 
-    def assert_healthy(self, ignore: Collection[str] = ()) -> None:
+    def assert_healthy(self, ignore: str | Collection[str] = ()) -> None:
         """Raise where the report holds an error or a warning whose code is not in `ignore`.
+
+        Args:
+            ignore: Codes of findings that are meant, or one such code.
 
         Raises:
             UnhealthyTie: With every such finding and what to do.
+            RangeError: `ignore` names a code that no finding has.
 
         Example:
             >>> CheckpointReport(path="model.safetensors", format="safetensors", state="omitted").assert_healthy()
         """
-        bad = [f for f in self.findings if f.severity != "info" and f.code not in ignore]
+        bad = need_mending(self.findings, ignore)
         if bad:
             raise UnhealthyTie(
                 f"'{self.path}' has {len(bad)} finding(s) that need mending",

@@ -81,13 +81,19 @@ class Report:
 
     renderers: ClassVar[dict[str, Callable[[Report], str]]] = {}
 
-    def assert_healthy(self, ignore: Collection[str] = ()) -> None:
+    def assert_healthy(self, ignore: str | Collection[str] = ()) -> None:
         """Raise where the report holds an error or a warning whose code is not in `ignore`.
+
+        Args:
+            ignore: Codes of findings that are meant, or one such code.
 
         Raises:
             UnhealthyTie: With every such finding, its place and its fix.
+            RangeError: `ignore` names a code that no finding has.
         """
-        bad = [f for f in self.findings if f.severity != "info" and f.code not in ignore]
+        from tiebeam.core.mending import need_mending  # the catalogue of codes is made of this module's words
+
+        bad = need_mending(self.findings, ignore)
         if bad:
             raise UnhealthyTie(
                 f"{self.model} has {len(bad)} finding(s) that need mending",

@@ -24,7 +24,7 @@ def to_markdown(report: Report | CheckpointReport) -> str:
 
     Example:
         >>> print(to_markdown(Report(model="Tiny", framework="torch", parameters=8)))
-        # Tiny: no vocabulary table, healthy
+        # Tiny: no vocabulary table seen, nothing to judge
         <BLANKLINE>
         torch, 8 parameters
         <BLANKLINE>

@@ -5,7 +5,7 @@ from tiebeam.core.facts import Table
 from tiebeam.core.report import Report, TableInit
 from tiebeam.reports.checkpoints import checkpoint_parts
 from tiebeam.reports.numbers import count, known, number
-from tiebeam.reports.pieces import InitPart, Parts, Row
+from tiebeam.reports.pieces import InitPart, Parts, Row, Tone
 from tiebeam.reports.strings import joined, name, spans, visible
 from tiebeam.reports.tables import table_part
 from tiebeam.reports.verdicts import finding_parts, health, plural, tone
@@ -16,16 +16,17 @@ def parts(report: Report | CheckpointReport) -> Parts:
 
     Example:
         >>> parts(Report(model="Tiny", framework="torch")).verdict
-        'Tiny: no vocabulary table, healthy'
+        'Tiny: no vocabulary table seen, nothing to judge'
     """
     if isinstance(report, CheckpointReport):
         return checkpoint_parts(report)
     model = visible(report.model)
-    summary = f"{_tie(report.tables)}, {health(report.findings)}"
+    well, colour = _well(report)
+    summary = f"{_tie(report.tables)}, {health(report.findings, well)}"
     return Parts(
         verdict=f"{model}: {summary}",
         summary=summary,
-        tone=tone(report.findings),
+        tone=tone(report.findings, colour),
         model=model,
         subtitle=_subtitle(report),
         tables=tuple(table_part(t, report.meta) for t in report.tables),
@@ -36,9 +37,29 @@ def parts(report: Report | CheckpointReport) -> Parts:
     )
 
 
+def _well(report: Report) -> tuple[str, Tone]:
+    """What may be said where nothing needs mending: no more than was judged."""
+    if not report.tables:
+        return "nothing to judge", "info"
+    if _unseen_role(report.tables):
+        return "tie not judged", "info"
+    if report.meta:
+        return "structure healthy, values not seen", "good"
+    return "healthy", "good"
+
+
+def _unseen_role(tables: tuple[Table, ...]) -> str:
+    """The role in which no table at all was read: the tie may lie in what this pass did not return or was not given."""
+    if not any(t.readouts for t in tables):
+        return "readout"
+    return "" if any(t.lookups for t in tables) else "lookup"
+
+
 def _tie(tables: tuple[Table, ...]) -> str:
     if not tables:
-        return "no vocabulary table"
+        return "no vocabulary table seen"
+    if unseen := _unseen_role(tables):
+        return f"no {unseen} seen"
     tied = sum(t.tied for t in tables)
     states = dict.fromkeys(t.state for t in tables)
     if tied == len(tables):

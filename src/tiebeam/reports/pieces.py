@@ -6,7 +6,7 @@ from typing import Literal
 from tiebeam.core.facts import Table
 from tiebeam.reports.strings import Code, Spans
 
-Tone = Literal["good", "warning", "error"]
+Tone = Literal["good", "info", "warning", "error"]
 StepKind = Literal["ids", "table", "factor", "network", "norm", "bias", "cap", "logits"]
 
 

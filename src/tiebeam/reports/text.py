@@ -48,7 +48,7 @@ def to_text(
 
     Example:
         >>> print(to_text(Report(model="Tiny", framework="torch", parameters=8), width=60, color=False))
-        Tiny: no vocabulary table, healthy
+        Tiny: no vocabulary table seen, nothing to judge
         torch, 8 parameters
     """
     page = page_for(width=width, color=color, encoding=encoding)

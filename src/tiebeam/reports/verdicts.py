@@ -8,21 +8,21 @@ from tiebeam.reports.strings import name, program, spans, visible
 SEVERITIES = ("error", "warning", "info")
 
 
-def health(findings: tuple[Finding, ...]) -> str:
-    """How many findings there are, or that all is well."""
+def health(findings: tuple[Finding, ...], well: str = "healthy") -> str:
+    """How many findings there are, or that all is well: as far as it was judged, which `well` says."""
     numbers = {s: sum(f.severity == s for f in findings) for s in SEVERITIES}
     listed = ", ".join(plural(n, s) for s, n in numbers.items() if n)
     if numbers["error"] or numbers["warning"]:
         return f"{plural(len(findings), 'finding')} ({listed})"
-    return "healthy" + (f" ({listed})" if listed else "")
+    return well + (f" ({listed})" if listed else "")
 
 
-def tone(findings: tuple[Finding, ...]) -> Tone:
-    """The colour of the verdict."""
+def tone(findings: tuple[Finding, ...], well: Tone = "good") -> Tone:
+    """The colour of the verdict; `well` where nothing needs mending."""
     severities = {f.severity for f in findings}
     if "error" in severities:
         return "error"
-    return "warning" if "warning" in severities else "good"
+    return "warning" if "warning" in severities else well
 
 
 def plural(amount: int, noun: str) -> str:

@@ -87,7 +87,8 @@ def facts_of(
         counts_as = family or whole.get(n) or OF_UNIT.get(units[n])
         decay = shrinks[n] if counts_as == "adamw" else None  # elsewhere a decay joins what is normalised
         elements = {n: sizes[n]} if moved[n] else {}
-        groups.append(HeldGroup(f"leaf {n}", int(n in whole), counts_as, moved[n] or None, decay, None, elements))
+        held = HeldGroup(f"leaf {n}", int(n in whole), counts_as, moved[n] or None, decay, None, elements, tried=True)
+        groups.append(held)
     facts = OptimizerFacts(
         tables=tables,
         owners={k: v for k, v in owners.items() if v},

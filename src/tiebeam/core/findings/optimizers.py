@@ -27,6 +27,7 @@ class HeldGroup:
         lr, weight_decay, eps: As set before any schedule; None where it has none.
         elements: Of its parameters by owner's path.
         decoupled: The decay, times the rate, is subtracted beside the step, whatever the family does elsewhere.
+        tried: The numbers are what a trial step did: they can be compared with one another, and are no settings.
     """
 
     place: str
@@ -37,6 +38,7 @@ class HeldGroup:
     eps: float | None
     elements: Mapping[str, int]
     decoupled: bool = False
+    tried: bool = False
 
 
 @dataclass(frozen=True)
@@ -284,9 +286,30 @@ def _bent(facts: OptimizerFacts, home: int, base: int, want: float) -> tuple[Sch
     return None
 
 
+def _stepped(facts: OptimizerFacts, home: int) -> str:
+    """Family, rate and its ratio to the body's, and the settings that a group has."""
+    group, base = facts.groups[home], _base(facts, home)
+    said = [f"stepped as {group.family}" if group.family else "stepped by an optimizer of unknown family"]
+    rest = None if base is None else facts.groups[base].lr
+    ratio = f"{group.lr / rest:.4g} times" if group.lr is not None and rest else ""
+    if group.tried:
+        return ", ".join([*said, *([f"{ratio} as far as the rest in a trial step"] if ratio else [])])
+    if group.lr is not None:
+        said.append(f"rate {group.lr:.4g}" + (f" = {ratio} that of the rest" if ratio else ""))
+    said += [f"decay {group.weight_decay:.4g}"] if group.weight_decay is not None else []
+    said += [f"eps {group.eps:.4g}"] if group.eps is not None else []
+    return ", ".join(said)
+
+
 def facts_notes(facts: OptimizerFacts) -> tuple[str, ...]:
-    """What could not be judged."""
-    notes: list[str] = []
+    """How each table is stepped, one line for each group that holds it; then what could not be judged."""
+    notes = [
+        f"{owner}: {_stepped(facts, i)}"
+        for t in facts.tables
+        for owner in facts.owners.get(t.name, ())
+        for i, group in enumerate(facts.groups)
+        if owner in group.elements
+    ]
     for t in facts.tables:
         if t.readouts and t.lr_ratio is None:
             notes.append(f"the rate of {t.name} was not judged: its ratio is not known")

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tiebeam.core.facts import Table
 from tiebeam.core.findings.context import Context
@@ -61,12 +62,13 @@ def _logits(c: Context, t: Table) -> Iterator[Finding]:
     if s is None or not t.readouts or t.fresh is False:
         return
     if t.fresh is None and s > LOGITS_WARNING:
-        yield Finding(
+        found = Finding(
             "scale-unsure", "info", t.name,
             f"std {t.std:.4g} gives logits of std {s:.3g}, where a fresh table wants {t.target_std:.4g}; from "
             f"{t.vocab} rows it cannot be told whether this one is fresh or trained",
             hint="if it is fresh: tiebeam.initialize(model, inputs)",
         )  # fmt: skip
+        yield replace(found, hint=f"if it is fresh: {_TIE_FIRST}") if _is_copy(c, t) else found
         return
     if t.fresh is None:
         return
@@ -75,11 +77,12 @@ def _logits(c: Context, t: Table) -> Iterator[Finding]:
         first = (
             "" if loss is None else f", so the first loss is about {loss:.4g} where ln V is {t.predicted.log_vocab:.1f}"
         )
-        yield Finding(
+        found = Finding(
             "init-scale", "error" if s > LOGITS_ERROR else "warning", t.name,
             f"std {t.std:.4g} gives logits of std {s:.3g}{first}; the readout wants {t.target_std:.4g}",
             fix=c.fixes.initialize(),
         )  # fmt: skip
+        yield replace(found, fix=_tied_and_drawn(c, t), hint=_TIE_FIRST) if _is_copy(c, t) else found
     elif s < LOGITS_SMALL:
         yield Finding(
             "logits-small", "info", t.name,
@@ -92,6 +95,22 @@ def _logits(c: Context, t: Table) -> Iterator[Finding]:
             f"the logit of the token just read starts at {own:.3g}, above all others: the model first predicts its own "
             "input. That is usual for tied tables and soon unlearned",
         )  # fmt: skip
+
+
+_TIE_FIRST = "tie it first, then tiebeam.initialize(model, inputs), which refuses copies: it would part them for good"
+
+
+def _is_copy(c: Context, t: Table) -> bool:
+    """Whether a draw would turn two tables that were meant to be one into two unrelated ones."""
+    return t.state == "copy" and not t.constant and not c.untied_on_purpose
+
+
+def _tied_and_drawn(c: Context, t: Table) -> str:
+    """Code that makes a copy one with its partner and then draws it, where there is such code."""
+    partner = c.partner(t)
+    alike = partner is not None and (partner.vocab, partner.vocab_axis) == (t.vocab, t.vocab_axis)
+    tie = c.fixes.tie(partner.name, t.name) if partner is not None and alike else ""
+    return f"{tie}\n{c.fixes.initialize()}" if tie else ""
 
 
 def _lookup(c: Context, t: Table) -> Iterator[Finding]:

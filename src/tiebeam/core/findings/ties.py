@@ -149,8 +149,7 @@ def _names(c: Context, t: Table) -> Iterator[Finding]:
             f"safetensors wants one, and a loader must know that all of them are {t.name!r}",
         )  # fmt: skip
     if t.state == "tied" and len(t.names) == 1:
-        home = _home(t.name)
-        outside = [r for r in t.readouts if r.where != home]
+        outside = [r for r in t.readouts if not _at_home(r, t)]
         if outside:
             yield Finding(
                 "functional-tie", "info", t.name,
@@ -166,6 +165,18 @@ def _names(c: Context, t: Table) -> Iterator[Finding]:
             "so the table is copied",
             hint="put both ends on one device in the device map",
         )  # fmt: skip
+
+
+def _at_home(r: Readout, t: Table) -> bool:
+    """Whether the module that holds the table reads it out itself: that is a framework's own way to tie.
+
+    A parameter's path may begin with the collection that it is in; the module that looks it up is then the rest of it.
+    """
+    home = _home(t.name)
+    if r.where == home:
+        return True
+    looked_up = r.where in {use.where for use in t.lookups}
+    return bool(r.where) and looked_up and home.endswith((f".{r.where}", f"/{r.where}"))
 
 
 def _ancestors(name: str) -> Iterator[str]:
