@@ -165,6 +165,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "adadelta": ({"factory": keras.optimizers.Adadelta, "lr": 1e-3}, "no learning-rate rule holds for adadelta"),
     "muon alone": ({"factory": keras.optimizers.Muon, "lr": 1e-3}, "matrices of the body alone"),
     "no optimizer": ({"factory": lambda learning_rate: keras.layers.Dense(1), "lr": 1e-3}, "makes no optimizer"),
+    "an instance": ({"factory": keras.optimizers.Lion(1e-3), "lr": 1e-3}, r"pass the class Lion, not Lion\(...\)"),
     "a strange family": ({"factory": keras.optimizers.Ftrl, "lr": 1e-3}, "family is unknown"),
     "no table": ({"lr": 1e-3, "ratios": {"mlp": 2.0}}, "ratios= names what is no trainable table"),
 }

@@ -163,3 +163,19 @@ def test_rates_that_are_near_enough_are_not_spoken_of() -> None:
     for off, speaks in ((1.4, False), (1.6, True), (1 / 1.4, False), (1 / 1.6, True)):
         facts = examples.facts(examples.BODY, examples.group("wte", lr=examples.C * off))
         assert bool(list(optimizer_findings(facts))) is speaks
+
+
+def test_a_rule_is_found_by_a_class_what_descends_from_it_and_what_is_made() -> None:
+    class AdamW:
+        pass
+
+    class Mine(AdamW):
+        pass
+
+    def lion(rate: float) -> None:
+        """What makes one."""
+
+    assert {rule(kind).name for kind in (AdamW, AdamW(), Mine, Mine())} == {"adamw"}
+    assert rule(lion).name == "lion"
+    with pytest.raises(tiebeam.RangeError, match="got: optimizer='int'"):
+        rule(3)

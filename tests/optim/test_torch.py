@@ -322,6 +322,32 @@ def test_what_cannot_be_is_refused(told: dict[str, Any], complaint: str) -> None
         param_groups(gpt("D"), exact_report("D"), **{"lr": 1.0, **told})
 
 
+@pytest.mark.parametrize(
+    ("family", "kind"), [("adamw", torch.optim.AdamW), ("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)]
+)
+def test_an_optimizer_s_class_or_one_that_is_made_says_its_family(family: str, kind: Any) -> None:
+    model, report, settings = gpt("D"), exact_report("D"), {"lr": 1e-3, "weight_decay": 0.5}
+    expected = param_groups(model, report, optimizer=family, **settings)
+    made = kind(model.parameters(), lr=1e-3)
+    for said in (kind, made):
+        found = param_groups(model, report, optimizer=said, **settings)
+        assert [(g["lr"], g["weight_decay"]) for g in found] == [(g["lr"], g["weight_decay"]) for g in expected]
+
+
+def test_an_adam_that_decays_beside_the_step_counts_as_adamw() -> None:
+    model, report = gpt("D"), exact_report("D")
+    made = torch.optim.Adam(model.parameters(), lr=1e-3, decoupled_weight_decay=True)
+    found, expected = (
+        param_groups(model, report, optimizer=said, lr=1e-3, weight_decay=0.5)[-1]["weight_decay"]
+        for said in (made, "adamw")
+    )
+    assert (
+        found
+        == expected
+        != param_groups(model, report, optimizer="adam", lr=1e-3, weight_decay=0.5)[-1]["weight_decay"]
+    )
+
+
 def test_a_relative_step_needs_no_rate() -> None:
     groups = param_groups(gpt("D"), exact_report("D"), lr=None, optimizer="adafactor")
     assert all("lr" not in g for g in groups)
