@@ -217,7 +217,7 @@ def test_without_lightning_its_callback_says_so(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(callbacks, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "lightning.pytorch", raising=False)
     monkeypatch.delitem(sys.modules, "pytorch_lightning", raising=False)
-    with pytest.raises(BackendError, match=r"(?s)needs Lightning.*pip install lightning"):
+    with pytest.raises(BackendError, match=r"(?s)needs Lightning.*pip install 'tiebeam\[lightning\]'"):
         tiebeam.Watch(Tied(plain)).lightning_callback(batch())
 
 

@@ -161,10 +161,10 @@ def transformers_module() -> Any:
         import transformers
     except ImportError as e:
         raise TargetError(
-            "configs and model types need transformers", got=first_line(e), hint="pip install transformers"
+            "configs and model types need transformers", got=first_line(e), hint="pip install 'tiebeam[transformers]'"
         ) from e
     if find_spec("torch") is None:
-        raise TargetError("transformers models need torch", got="no torch", hint="pip install torch")
+        raise TargetError("transformers models need torch", got="no torch", hint="pip install 'tiebeam[torch]'")
     return transformers
 
 
