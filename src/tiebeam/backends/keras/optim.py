@@ -152,7 +152,8 @@ class Kind:
                 expected="its class, or a function that makes one",
                 hint=f"pass the class {name}, not {name}(...); what it takes beside lr= are settings of this call",
             )
-        sample = factory(learning_rate=Share(), **settings)
+        # A number: the config of a schedule goes through what imports TensorFlow on every backend.
+        sample = factory(learning_rate=1.0, **settings)
         if not isinstance(sample, keras.optimizers.Optimizer):
             raise InputError(
                 "the factory makes no optimizer of Keras",
