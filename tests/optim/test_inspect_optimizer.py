@@ -367,5 +367,5 @@ def test_swapped_arguments_are_called_swapped() -> None:
     for wrong in ((model, optimizer, report), (optimizer, report, model), (report, model, optimizer)):
         with pytest.raises(tiebeam.InputError, match=r"(?s)swapped.*inspect_optimizer\(optimizer, model, report\)"):
             tiebeam.inspect_optimizer(*wrong)
-    with pytest.raises(tiebeam.InputError, match=r"(?s)in this order\n.*got: SGD, Linear, NoneType"):
+    with pytest.raises(tiebeam.InputError, match=r"(?s)a report on the model is needed.*got: SGD, Linear, NoneType"):
         tiebeam.inspect_optimizer(optimizer, model, None)  # type: ignore[arg-type]

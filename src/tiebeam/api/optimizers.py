@@ -87,8 +87,9 @@ def _check_order(optimizer: Any, model: Any, report: Any) -> None:
     )
     if swapped or not isinstance(report, Report):
         raise InputError(
-            "inspect_optimizer takes the optimizer, the model and its report, in this order"
-            + (": arguments are swapped" if swapped else ""),
+            "the arguments are swapped: inspect_optimizer takes the optimizer, the model and its report"
+            if swapped
+            else "a report on the model is needed: it says which parameter is a table",
             got=", ".join(type(one).__name__ for one in (optimizer, model, report)),
             expected="an optimizer, its model, and what tiebeam.inspect(model, inputs) returned",
             hint="tiebeam.inspect_optimizer(optimizer, model, report)",

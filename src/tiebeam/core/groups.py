@@ -171,8 +171,9 @@ def owners_of(table: Table, parameters: Sequence[Parameter]) -> tuple[Parameter,
         raise InputError(
             f"the table {table.name!r} was one parameter when the report was made",
             got=f"{len(trained)} parameters now: {', '.join(trained)}",
-            expected="one: loading with assign=True, copying or moving has broken the tie",
-            hint="tie them again, then call tiebeam.inspect again",
+            expected="one: loading with assign=True, copying or moving has broken the tie, or the report is of another "
+            "model",
+            hint="tie them again where it has; then, on this very model, call tiebeam.inspect again",
         )
     return held
 
