@@ -239,7 +239,7 @@ def test_a_tie_that_broke_since_the_report_is_refused() -> None:
     model.head.weight = model.embed.weight
     report = tiebeam.inspect(model, ids())
     model.head.weight = nn.Parameter(model.embed.weight.detach().clone())
-    with pytest.raises(tiebeam.InputError, match="(?s)2 parameters now.*or the report is of another model"):
+    with pytest.raises(tiebeam.InputError, match=r"(?s)2 parameters now.*or the report is of another model"):
         param_groups(model, report, lr=1.0)
 
 

@@ -190,7 +190,7 @@ def _user_code(target: str, what: str) -> Iterator[None]:
         raise
     except BaseException as e:
         frames = [f for f in traceback.extract_tb(e.__traceback__)[1:] if not f.filename.startswith("<")]
-        frames = [f for f in frames if f.filename != importlib.__file__]  # who imports is no news
+        frames = [f for f in frames if f.filename not in (importlib.__file__, __file__)]  # who imports is no news
         at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         raise TargetError(
             what,
