@@ -15,6 +15,9 @@ from tiebeam.errors import InputError, RangeError
 
 Kind = Literal["matrices", "embeddings", "vectors", "table"]
 
+ROUND = 1e-4
+"""Relative distance to a power of two within which a measured ratio is that power."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
@@ -208,7 +211,16 @@ def _ratio(table: Table) -> float:
             hint=f"inspect the model on real tensors, or say it yourself: ratios={{{table.name!r}: 1.0}} leaves the "
             "table at the rate of the rest",
         )
-    return table.lr_ratio
+    return _round(table.lr_ratio)
+
+
+def _round(c: float) -> float:
+    """A ratio, or the power of two within 1e-4 of it: a normalisation's eps takes so much from the hidden RMS.
+
+    The rule holds for every `c`, so nothing is lost; and scaling by a power of two is exact.
+    """
+    power: float = 2.0 ** round(math.log2(c)) if math.isfinite(c) and c > 0 else c
+    return power if math.isclose(c, power, rel_tol=ROUND) else c
 
 
 def _checked(name: str, value: float) -> float:
