@@ -33,6 +33,10 @@ class BackendError(TiebeamError, TypeError):
     """The object is no model of a framework that tiebeam knows, or the framework is missing."""
 
 
+class MissingFrameworkError(BackendError, ImportError):
+    """The framework is not installed; also an `ImportError`, for those who try an import and go on without."""
+
+
 class CheckpointError(TiebeamError, ValueError):
     """A file is not what it says it is, is damaged, or asks for more than it holds."""
 

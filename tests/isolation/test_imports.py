@@ -57,6 +57,16 @@ def test_the_module_that_jax_models_are_trained_with_loads_no_other_framework() 
     assert_loads_none_of(others, "import tiebeam; tiebeam.jax.optimizer")
 
 
+def test_making_a_keras_optimizer_loads_no_framework_but_the_one_that_computes() -> None:
+    code = (
+        "import keras, tiebeam\n"
+        "from tiebeam.zoo.keras.gpt import gpt\n"
+        "model = gpt('D', vocab=99, width=16, layers=1)\n"
+        "tiebeam.keras.optimizer(keras.optimizers.AdamW, model, tiebeam.inspect(model), lr=1e-3, weight_decay=0.5)"
+    )
+    assert_loads_none_of(("tensorflow", "torch"), code)
+
+
 def test_a_module_for_a_framework_is_there_without_an_import_of_its_own() -> None:
     assert_loads_none_of(("jax", "keras"), "import tiebeam; tiebeam.torch.TiedEmbedding(4, 2)")
     assert_loads_none_of(FRAMEWORKS, "import tiebeam, inspect; inspect.getmembers(tiebeam)")

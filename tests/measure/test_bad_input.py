@@ -1,5 +1,7 @@
 """What cannot be measured is said plainly."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -56,6 +58,39 @@ def test_a_loss_that_is_not_finite_is_refused_with_what_else_is_not() -> None:
 def test_a_batch_that_cannot_be_used_is_refused(given: object, word: str) -> None:
     with pytest.raises(tiebeam.InputError, match=word):
         tiebeam.measure(Tied(plain), given)
+
+
+class Placed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tok, self.pos = nn.Embedding(50, 8), nn.Embedding(4, 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return (self.tok(ids) + self.pos(torch.arange(ids.shape[1]))) @ self.tok.weight.T
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        (torch.zeros(2, 6).long(), r"rows of at most 4 \(in a shell: --tokens 4\)"),
+        (torch.full((1, 3), 50), "ids below 50$"),
+    ],
+    ids=["position", "id"],
+)
+@pytest.mark.parametrize("look", [tiebeam.measure, tiebeam.inspect], ids=["measure", "inspect"])
+def test_an_index_outside_a_table_names_the_ids_and_the_rows(look: Any, given: Tensor, advice: str) -> None:
+    with pytest.raises(
+        tiebeam.InputError, match=r"(?s)below the rows of its table: tok 50, pos 4\n.*" + advice
+    ) as raised:
+        look(Placed(), given)
+    said = str(raised.value)
+    assert f"{given.shape[1]} ids in a row, the largest {int(given.max())}" in said
+    assert ("inputs=" in said) is (look is tiebeam.inspect)
+
+
+def test_a_list_of_ids_is_told_to_become_a_tensor() -> None:
+    with pytest.raises(tiebeam.InputError, match=r"Hint: token ids are an array.*torch\.tensor\(\[\[1, 2, 3\]\]\)"):
+        tiebeam.inspect(Placed(), [[1, 2, 3]])
 
 
 @pytest.mark.parametrize("given", ["a loss", 3.0, torch.ones(2), torch.tensor(1)])

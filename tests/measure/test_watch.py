@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import tiebeam
 from tiebeam.core.measurement import Measurement
-from tiebeam.errors import BackendError
+from tiebeam.errors import BackendError, InputError
 
 
 def test_records_go_to_memory_to_a_callable_and_to_json_lines(tmp_path: Path) -> None:
@@ -52,6 +52,15 @@ def test_a_tie_that_breaks_is_warned_of_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         watch(2, batch())
+
+
+def test_a_tie_that_becomes_two_copies_is_called_that() -> None:
+    model = Tied(plain)
+    watch = tiebeam.Watch(model, every=1)
+    watch(0, batch())
+    model.second = nn.Parameter(model.table.detach().clone())
+    with pytest.warns(UserWarning, match=r"the tie of 'table' broke: the two are now copies"):
+        watch(1, batch())
 
 
 def test_a_role_that_dies_is_warned_of() -> None:
@@ -217,10 +226,25 @@ def test_without_lightning_its_callback_says_so(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(callbacks, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "lightning.pytorch", raising=False)
     monkeypatch.delitem(sys.modules, "pytorch_lightning", raising=False)
-    with pytest.raises(BackendError, match=r"(?s)needs Lightning.*pip install lightning"):
+    with pytest.raises(BackendError, match=r"(?s)needs Lightning.*pip install 'tiebeam\[lightning\]'"):
         tiebeam.Watch(Tied(plain)).lightning_callback(batch())
 
 
 def test_what_cannot_be_watched_is_refused_at_once() -> None:
     with pytest.raises(BackendError, match="cannot look at a str"):
         tiebeam.Watch("a model")  # type: ignore[arg-type]
+
+
+def test_a_path_that_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"(?s)no folder '.*absent'.*make the folder first"):
+        tiebeam.Watch(Tied(plain), path=tmp_path / "absent" / "watch.jsonl")
+    with pytest.raises(InputError, match="got: a folder"):
+        tiebeam.Watch(Tied(plain), path=tmp_path)
+
+
+def test_the_loss_has_the_name_that_printouts_give_it() -> None:
+    watch = tiebeam.Watch(Tied(plain), every=1)
+    found = watch(0, batch())
+    assert found is not None
+    assert watch.history == [(0, found)]
+    assert found.loss == found.initial_loss > 0

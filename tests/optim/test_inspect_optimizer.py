@@ -366,3 +366,13 @@ def test_a_framework_whose_optimizers_cannot_be_read_says_so(monkeypatch: pytest
     monkeypatch.setattr("tiebeam.api.optimizers.find_spec", lambda name: None)
     with pytest.raises(tiebeam.BackendError, match="optimizers of torch cannot be inspected yet"):
         world.seen()
+
+
+def test_swapped_arguments_are_called_swapped() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer, report = torch.optim.SGD(model.parameters(), lr=1.0), tiebeam.Report(model="Linear", framework="torch")
+    for wrong in ((model, optimizer, report), (optimizer, report, model), (report, model, optimizer)):
+        with pytest.raises(tiebeam.InputError, match=r"(?s)swapped.*inspect_optimizer\(optimizer, model, report\)"):
+            tiebeam.inspect_optimizer(*wrong)
+    with pytest.raises(tiebeam.InputError, match=r"(?s)a report on the model is needed.*got: SGD, Linear, NoneType"):
+        tiebeam.inspect_optimizer(optimizer, model, None)  # type: ignore[arg-type]

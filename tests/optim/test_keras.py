@@ -178,6 +178,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "adadelta": ({"factory": keras.optimizers.Adadelta, "lr": 1e-3}, "no learning-rate rule holds for adadelta"),
     "muon alone": ({"factory": keras.optimizers.Muon, "lr": 1e-3}, "matrices of the body alone"),
     "no optimizer": ({"factory": lambda learning_rate: keras.layers.Dense(1), "lr": 1e-3}, "makes no optimizer"),
+    "an instance": ({"factory": keras.optimizers.Lion(1e-3), "lr": 1e-3}, r"pass the class Lion, not Lion\(...\)"),
     "a strange family": ({"factory": keras.optimizers.Ftrl, "lr": 1e-3}, "family is unknown"),
     "an endless rate": ({"lr": float("inf")}, "learning rates of a Keras optimizer"),
     "a decay that adds": ({"lr": 1e-3, "weight_decay": -0.1}, "weight_decay is no rate"),

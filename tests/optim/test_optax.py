@@ -340,6 +340,12 @@ def test_what_cannot_be_is_refused(factory: Any, told: dict[str, Any], complaint
         optimizer(factory, REPORTS["D'"], start("D'"), **{"lr": 1.0, **told})
 
 
+@pytest.mark.parametrize("told", [{}, {"optimizer": "adamw"}], ids=["alone", "with its family"])
+def test_what_a_factory_returned_is_refused(told: dict[str, Any]) -> None:
+    with pytest.raises(tiebeam.InputError, match=r"pass optax.adamw, not optax.adamw\(1e-3\)"):
+        optimizer(optax.adamw(1e-3), REPORTS["D'"], start("D'"), lr=1.0, **told)  # type: ignore[arg-type]
+
+
 def test_params_of_another_model_are_refused() -> None:
     with pytest.raises(tiebeam.InputError, match="no parameter of this model"):
         optimizer(optax.adamw, REPORTS["D'"], {"other": jnp.ones((3, 3))}, lr=1.0)

@@ -44,7 +44,7 @@ def test_a_rule_s_units_agree(law: Rule) -> None:
 @given(ratios, st.sampled_from(sorted(RULES)))
 def test_a_plan_scales_by_the_powers_of_its_rule(c: float, name: str) -> None:
     law = RULES[name]
-    own = group_of(plan_groups(MODEL, [replace(TABLE, lr_ratio=c)], optimizer=name), "wte")
+    own = group_of(plan_groups(MODEL, [TABLE], optimizer=name, ratios={"wte": c}), "wte")
     assert own.rate == pytest.approx(c**law.rate)
     assert own.decay == pytest.approx(c**law.decay)
     assert own.factor("gradient") * own.factor("parameter") == pytest.approx(1.0)
@@ -54,7 +54,7 @@ def test_a_plan_scales_by_the_powers_of_its_rule(c: float, name: str) -> None:
 @given(ratios, ratios, st.sampled_from(sorted(RULES)))
 def test_scaling_twice_is_scaling_once(a: float, b: float, name: str) -> None:
     def rate(c: float) -> float:
-        return group_of(plan_groups(MODEL, [replace(TABLE, lr_ratio=c)], optimizer=name), "wte").rate
+        return group_of(plan_groups(MODEL, [TABLE], optimizer=name, ratios={"wte": c}), "wte").rate
 
     assert rate(a * b) == pytest.approx(rate(a) * rate(b))
 
@@ -179,3 +179,29 @@ def test_rates_that_are_near_enough_are_not_spoken_of() -> None:
     for off, speaks in ((1.4, False), (1.6, True), (1 / 1.4, False), (1 / 1.6, True)):
         facts = examples.facts(examples.BODY, examples.group("wte", lr=examples.C * off))
         assert bool(list(optimizer_findings(facts))) is speaks
+
+
+def test_a_rule_is_found_by_a_class_what_descends_from_it_and_what_is_made() -> None:
+    class AdamW:
+        pass
+
+    class Mine(AdamW):
+        pass
+
+    def lion(rate: float) -> None:
+        """What makes one."""
+
+    assert {rule(kind).name for kind in (AdamW, AdamW(), Mine, Mine())} == {"adamw"}
+    assert rule(lion).name == "lion"
+    with pytest.raises(tiebeam.RangeError, match="got: optimizer='int'"):
+        rule(3)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "rate"), [(1.0000042, 1.0), (7.99998, 8.0), (0.12500001, 0.125), (1.001, 1.001), (3.0, 3.0)]
+)
+def test_what_eps_takes_from_a_ratio_is_no_part_of_the_rate(ratio: float, rate: float) -> None:
+    plan = plan_groups(MODEL, [replace(TABLE, lr_ratio=ratio)], optimizer="adamw")
+    assert group_of(plan, "wte").rate == rate
+    said = plan_groups(MODEL, [TABLE], optimizer="adamw", ratios={"wte": ratio})
+    assert group_of(said, "wte").rate == ratio  # what the caller says is left as it is

@@ -239,7 +239,7 @@ def test_a_tie_that_broke_since_the_report_is_refused() -> None:
     model.head.weight = model.embed.weight
     report = tiebeam.inspect(model, ids())
     model.head.weight = nn.Parameter(model.embed.weight.detach().clone())
-    with pytest.raises(tiebeam.InputError, match="2 parameters now"):
+    with pytest.raises(tiebeam.InputError, match=r"(?s)2 parameters now.*or the report is of another model"):
         param_groups(model, report, lr=1.0)
 
 
@@ -325,6 +325,32 @@ def test_wrappers_around_the_model_of_the_report_are_seen_through() -> None:
 def test_what_cannot_be_is_refused(told: dict[str, Any], complaint: str) -> None:
     with pytest.raises(tiebeam.RangeError, match=complaint):
         param_groups(gpt("D"), exact_report("D"), **{"lr": 1.0, **told})
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [("adamw", torch.optim.AdamW), ("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)]
+)
+def test_an_optimizer_s_class_or_one_that_is_made_says_its_family(family: str, kind: Any) -> None:
+    model, report, settings = gpt("D"), exact_report("D"), {"lr": 1e-3, "weight_decay": 0.5}
+    expected = param_groups(model, report, optimizer=family, **settings)
+    made = kind(model.parameters(), lr=1e-3)
+    for said in (kind, made):
+        found = param_groups(model, report, optimizer=said, **settings)
+        assert [(g["lr"], g["weight_decay"]) for g in found] == [(g["lr"], g["weight_decay"]) for g in expected]
+
+
+def test_an_adam_that_decays_beside_the_step_counts_as_adamw() -> None:
+    model, report = gpt("D"), exact_report("D")
+    made = torch.optim.Adam(model.parameters(), lr=1e-3, decoupled_weight_decay=True)
+    found, expected = (
+        param_groups(model, report, optimizer=said, lr=1e-3, weight_decay=0.5)[-1]["weight_decay"]
+        for said in (made, "adamw")
+    )
+    assert (
+        found
+        == expected
+        != param_groups(model, report, optimizer="adam", lr=1e-3, weight_decay=0.5)[-1]["weight_decay"]
+    )
 
 
 def test_a_relative_step_needs_no_rate() -> None:

@@ -20,6 +20,7 @@ from tests.reports.examples import (
     UNTIED,
 )
 
+from tiebeam.core.report import TableInit
 from tiebeam.reports.text import to_text
 
 every_report = pytest.mark.parametrize("report", EXAMPLES.values(), ids=EXAMPLES)
@@ -208,6 +209,15 @@ def test_what_initialisation_did_is_told_from_before_to_after():
     assert row(text, "std") == "1 before, 0.03608 after"
     assert row(text, "logit std") == "1 predicted, 1.09 measured"
     assert text.endswith("note: inputs were made: token ids (1, 8)")
+
+
+def test_a_lookup_alone_has_no_line_on_logits_it_does_not_make():
+    lookup = TableInit("wte", "analytic", 0.02, 1.0, predicted_logit_std=None, measured_logit_std=None)
+    text = plain(replace(EMPTY, init=(lookup,)))
+    assert row(text, "std") == "0.02 before, 1 after"
+    assert "logit std" not in text
+    measured = plain(replace(EMPTY, init=(replace(lookup, measured_logit_std=0.9),)))
+    assert row(measured, "logit std") == "unknown predicted, 0.9 measured"
 
 
 def test_of_many_names_six_are_shown_and_the_others_counted():

@@ -208,3 +208,8 @@ def test_params_are_for_models_that_hold_none() -> None:
         tiebeam.initialize_params(model, tokens)
     with pytest.raises(tiebeam.InputError, match="holds its own"):
         tiebeam.inspect(model, tokens, params={"table": torch.ones(4, 2)})
+
+
+def test_the_class_of_a_model_is_told_from_a_model() -> None:
+    with pytest.raises(tiebeam.BackendError, match=r"(?s)^Base is a class\n.*Hint: pass Base\(\.\.\.\)"):
+        tiebeam.inspect(Base, ids())

@@ -95,4 +95,6 @@ def _lightning() -> Any:
             from importlib import import_module
 
             return import_module(name)
-    raise BackendError("this callback needs Lightning", got="neither of its packages", hint="pip install lightning")
+    raise BackendError(
+        "this callback needs Lightning", got="neither of its packages", hint="pip install 'tiebeam[lightning]'"
+    )

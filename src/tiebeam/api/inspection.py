@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from tiebeam.api.look import Look, UnloadedError, look
+from tiebeam.api.look import Look, look
+from tiebeam.api.refusals import UnloadedError
 from tiebeam.api.versions import versions
 from tiebeam.backends import resolve
 from tiebeam.checkpoints.declared import Declared

@@ -1,9 +1,10 @@
 """Looking at a model once: trace, roles, factors; the part that inspecting and initialising share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tiebeam.api.refusals import refused_inputs
 from tiebeam.backends import resolve
 from tiebeam.backends.protocol import Described, Glancing, Model, RefusedError
 from tiebeam.checkpoints import example_inputs
@@ -14,20 +15,11 @@ from tiebeam.core.facts import Table
 from tiebeam.core.provenance import provenance
 from tiebeam.core.reads import find_reads
 from tiebeam.core.records import Use, build_uses, confirm, could_be_a_size, doubtful, unconfirmed
-from tiebeam.core.report import Finding
 from tiebeam.core.tables import build_tables
-from tiebeam.errors import InputError, ShapeError, TraceError
+from tiebeam.errors import InputError, TraceError
 from tiebeam.ir import Graph
 
 OTHER_SEED = 0x7EA  # of the confirming pass: what is drawn must not come out the same
-
-
-class UnloadedError(InputError):
-    """The model cannot run because some of its parameters have no values."""
-
-    def __init__(self, finding: Finding) -> None:
-        self.finding = finding
-        super().__init__(f"{finding.where!r}: {finding.message}", hint=finding.hint)
 
 
 @dataclass(frozen=True)
@@ -107,24 +99,6 @@ def _traced(
         raise refused_inputs(backend, args, kwargs, refused) from (refused.__cause__ or refused)
 
 
-def refused_inputs(
-    backend: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], refused: RefusedError
-) -> InputError | ShapeError:
-    """What to raise where the model's own forward raised."""
-    error = refused.__cause__ or refused
-    why = backend.diagnose()
-    if isinstance(why, ShapeError):
-        return why
-    if why is not None:
-        return UnloadedError(why)
-    return InputError(
-        f"{backend.name} does not run on these inputs: {type(error).__name__}: {error}",
-        got=", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())]) or "no inputs",
-        expected=f"what its forward takes: {_signature(backend)}",
-        hint="pass inputs=, a tuple for positional or a dict for keyword arguments, with which model(...) runs",
-    )
-
-
 def _checked(backend: Model, first: Any, uses: list[Use], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Use]:
     """Factors that a pass over other inputs repeats; the others are not constants."""
     why, graph = "the inputs have no axis that could be shorter", first.graph
@@ -200,17 +174,3 @@ def _example(backend: Model) -> Any:
             hint="pass inputs=",
         )
     return example_inputs.from_signature(backend.forward, vocab=bound)
-
-
-def _kind(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    return f"{type(value).__name__}{tuple(shape)}" if shape is not None else type(value).__name__
-
-
-def _signature(backend: Model) -> str:
-    import inspect
-
-    try:
-        return str(inspect.signature(backend.forward))
-    except (TypeError, ValueError):
-        return "unknown"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiebeam.api.look import refused_inputs
+from tiebeam.api.refusals import refused_inputs
 from tiebeam.backends import resolve
 from tiebeam.backends.protocol import Differentiable, Model, Movable, RefusedError
 from tiebeam.core.gradient_check import GradientCheck, check
@@ -75,7 +75,7 @@ def measure(
     try:
         traced, found, passed = backend.differentiate(args, kwargs, request)
     except RefusedError as refused:
-        raise refused_inputs(backend, args, kwargs, refused) from (refused.__cause__ or refused)
+        raise refused_inputs(backend, args, kwargs, refused, argument="a batch") from (refused.__cause__ or refused)
     graph = traced.graph
     tables = build_tables(
         found.uses, backend.weights(traced), lambda a, b: False, meta=graph.meta, repeats=graph.repeats
@@ -131,7 +131,7 @@ def check_gradients(
     try:
         table, notes = backend.movable(args, kwargs, request)
     except RefusedError as refused:
-        raise refused_inputs(backend, args, kwargs, refused) from (refused.__cause__ or refused)
+        raise refused_inputs(backend, args, kwargs, refused, argument="a batch") from (refused.__cause__ or refused)
     return check(table, rows=rows, seed=seed, tolerance=tolerance, notes=notes)
 
 

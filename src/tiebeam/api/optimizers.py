@@ -5,12 +5,12 @@ from importlib.util import find_spec
 from typing import Any
 
 from tiebeam.api.versions import versions
-from tiebeam.backends import resolve
+from tiebeam.backends import is_model, resolve
 from tiebeam.core.findings import in_order
 from tiebeam.core.findings.optimizers import facts_notes, optimizer_findings
 from tiebeam.core.optimizers import rule
 from tiebeam.core.report import Report
-from tiebeam.errors import BackendError
+from tiebeam.errors import BackendError, InputError
 
 
 def inspect_optimizer(
@@ -43,7 +43,7 @@ def inspect_optimizer(
 
     Raises:
         BackendError: The framework has no optimizers that could be read.
-        InputError: The report is of another model, or the scheduler of another optimizer.
+        InputError: The report is of another model, the scheduler of another optimizer, or the arguments are swapped.
         RangeError: No rule holds for `family`.
 
     Example:
@@ -56,6 +56,7 @@ def inspect_optimizer(
         >>> [(f.code, f.where) for f in seen.findings]
         [('table-rate', 'embed.weight')]
     """
+    _check_order(optimizer, model, report)
     backend = resolve(model, params)
     home = f"tiebeam.backends.{backend.framework}.holding"
     if find_spec(home) is None:
@@ -77,3 +78,19 @@ def inspect_optimizer(
         notes=(*facts_notes(facts), *notes),
         versions=versions(backend.framework),
     )
+
+
+def _check_order(optimizer: Any, model: Any, report: Any) -> None:
+    """Refuse arguments in another order than theirs: a model or a report where neither belongs, or no report."""
+    swapped = (
+        (is_model(optimizer) and not is_model(model)) or isinstance(optimizer, Report) or isinstance(model, Report)
+    )
+    if swapped or not isinstance(report, Report):
+        raise InputError(
+            "the arguments are swapped: inspect_optimizer takes the optimizer, the model and its report"
+            if swapped
+            else "a report on the model is needed: it says which parameter is a table",
+            got=", ".join(type(one).__name__ for one in (optimizer, model, report)),
+            expected="an optimizer, its model, and what tiebeam.inspect(model, inputs) returned",
+            hint="tiebeam.inspect_optimizer(optimizer, model, report)",
+        )

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from tiebeam.api.look import refused_inputs
 from tiebeam.api.measurement import prepared
+from tiebeam.api.refusals import refused_inputs
 from tiebeam.backends.protocol import Quantisable, RefusedError
 from tiebeam.core.sensitivity import Sensitivity, measure_sensitivity
 

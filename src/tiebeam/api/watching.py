@@ -37,12 +37,14 @@ class Watch:
         loss: As for `measure`.
 
     Attributes:
-        history: Step and measurement of each, in order.
+        history: A pair `(step, Measurement)` for each step that was measured, in order: `history[-1][1].loss`. The flat
+            dicts that `log` and `path` get are made of these; steps that could not be measured are in those alone.
         speaks: Whether records go to `log` and `path`, and alarms sound; the callbacks let one of several processes.
 
     Raises:
         RangeError: `every` is below 1.
         BackendError: The model is of no framework.
+        InputError: `path` is a folder, or in none.
 
     Example:
         >>> import torch, tiebeam
@@ -54,6 +56,8 @@ class Watch:
         ...     _ = watch(step, ids)
         >>> [step for step, _ in watch.history]
         [0, 10, 20]
+        >>> watch.history[-1][1].loss == watch.history[-1][1].initial_loss
+        True
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class Watch:
             raise RangeError("a watch looks every so many steps", got=f"every={every}", expected="1 or more")
         self._holds = entry_of(model, params=()).holds  # a function is a model beside params, which come later
         self.model, self.every, self.log, self.loss = model, every, log, loss
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else _checked(Path(path))
         self.history: list[tuple[int, Measurement]] = []
         self.speaks = True
         self._alarms = Alarms()
@@ -189,6 +193,18 @@ class Watch:
         from tiebeam.api.callbacks import keras_callback
 
         return keras_callback(self, batch)
+
+
+def _checked(path: Path) -> Path:
+    """A file that can be written, as far as that is seen before training begins."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError(
+            f"a watch cannot write to '{path}'",
+            got="a folder" if path.is_dir() else f"no folder '{path.parent}'",
+            expected="a file in a folder that is there",
+            hint="make the folder first" if not path.is_dir() else "name a file in it: watch.jsonl",
+        )
+    return path
 
 
 def _name(model: Any) -> str:

@@ -4,7 +4,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from tiebeam.errors import BackendError, InputError
+from tiebeam.backends.strangers import unknown_model
+from tiebeam.errors import InputError
 
 if TYPE_CHECKING:
     from tiebeam.backends.protocol import Model
@@ -15,6 +16,7 @@ class Entry(NamedTuple):
 
     Attributes:
         bases: Classes that its models descend from, over the framework's releases; none: any callable beside params.
+        known_as: What people call the class.
         home: Backend module; `adapter`: what it makes the backend's view of a model with.
         functional: Its arrays do not change: writing makes a new tree, and params may stand beside the model.
         holds: Where the arrays of a model in training are: in the model itself, in a new one after each step, or
@@ -22,6 +24,7 @@ class Entry(NamedTuple):
     """
 
     bases: tuple[str, ...]
+    known_as: str
     home: str
     adapter: str
     functional: bool = False
@@ -31,19 +34,24 @@ class Entry(NamedTuple):
 #: framework module -> kinds of models
 REGISTRY = {
     # First: on PyTorch a Keras layer is a torch module too.
-    "keras": (Entry(("keras.src.layers.layer.Layer",), "tiebeam.backends.keras.model", "of_keras"),),
-    "torch": (Entry(("torch.nn.modules.module.Module",), "tiebeam.backends.torch.model", "TorchModel"),),
+    "keras": (Entry(("keras.src.layers.layer.Layer",), "keras.Layer", "tiebeam.backends.keras.model", "of_keras"),),
+    "torch": (
+        Entry(("torch.nn.modules.module.Module",), "torch.nn.Module", "tiebeam.backends.torch.model", "TorchModel"),
+    ),
     "jax": (
-        Entry(("flax.linen.module.Module",), "tiebeam.backends.jax.model", "of_linen", True, "beside"),
-        Entry(("flax.nnx.module.Module",), "tiebeam.backends.jax.model", "of_nnx", True),
+        Entry(
+            ("flax.linen.module.Module",), "flax.linen.Module", "tiebeam.backends.jax.model", "of_linen", True, "beside"
+        ),
+        Entry(("flax.nnx.module.Module",), "flax.nnx.Module", "tiebeam.backends.jax.model", "of_nnx", True),
         Entry(
             ("equinox._module._module.Module", "equinox._module.Module"),
+            "equinox.Module",
             "tiebeam.backends.jax.model",
             "of_equinox",
             True,
             "new",
         ),
-        Entry((), "tiebeam.backends.jax.model", "of_function", True, "beside"),
+        Entry((), "a function of its params", "tiebeam.backends.jax.model", "of_function", True, "beside"),
     ),
 }
 
@@ -80,24 +88,32 @@ def entry_of(model: object, params: Any = None) -> Entry:
     Raises:
         BackendError: None that tiebeam knows.
     """
-    ancestry = _ancestry(model)
-    for framework, entries in REGISTRY.items():
-        if framework not in sys.modules:
-            continue
-        for entry in entries:
-            if any(base in ancestry for base in entry.bases):
-                return entry
-            if not entry.bases and callable(model) and params is not None and not isinstance(model, type):
-                return entry
-    raise BackendError(
-        f"tiebeam cannot look at a {type(model).__name__}",
-        got=f"{ancestry[0]}, a class" if isinstance(model, type) else ancestry[0],
-        expected="a model: " + ", ".join(e.bases[0] for several in REGISTRY.values() for e in several if e.bases),
-        hint="pass params=, the tree that the function takes as its first argument"
-        if callable(model) and not isinstance(model, type)
-        else "pass an instance of the model itself, not a checkpoint path, a config or a class",
-    )
+    found = _by_class(model)
+    if found is not None:
+        return found
+    of_any = next((entry for entry in _loaded() if not entry.bases), None)
+    if of_any is not None and callable(model) and params is not None and not isinstance(model, type):
+        return of_any
+    known = [e for several in REGISTRY.values() for e in several]
+    a_model = isinstance(model, type) and not _names(model).isdisjoint(base for e in known for base in e.bases)
+    raise unknown_model(model, params, a_model=a_model, known=[e.known_as for e in known])
 
 
-def _ancestry(model: object) -> list[str]:
-    return [f"{c.__module__}.{c.__qualname__}" for c in type(model).__mro__]
+def is_model(thing: object) -> bool:
+    """Whether it is a model that needs no params beside it to be known as one."""
+    return _by_class(thing) is not None
+
+
+def _by_class(model: object) -> Entry | None:
+    """The first entry that has one of the model's classes as a base."""
+    ancestry = _names(type(model))
+    return next((entry for entry in _loaded() if not ancestry.isdisjoint(entry.bases)), None)
+
+
+def _loaded() -> list[Entry]:
+    """Those of the frameworks that are loaded, in the registry's order."""
+    return [entry for framework, entries in REGISTRY.items() if sys.modules.get(framework) for entry in entries]
+
+
+def _names(kind: type) -> set[str]:
+    return {f"{c.__module__}.{c.__qualname__}" for c in kind.__mro__}

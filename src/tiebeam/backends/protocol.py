@@ -180,6 +180,15 @@ class Described(Protocol):
 
 
 @runtime_checkable
+class Tabled(Protocol):
+    """A model that knows how many rows its lookups have, before it has run."""
+
+    def table_rows(self) -> Mapping[str, int]:
+        """Rows by the path of what looks them up."""
+        ...
+
+
+@runtime_checkable
 class Glancing(Protocol):
     """A model that can be run for less than what a trace costs, to see a few numbers alone."""
 

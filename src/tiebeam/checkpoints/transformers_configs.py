@@ -16,11 +16,12 @@ from tiebeam.errors import TargetError
 _NAMES_CODE = frozenset(f"{u}{part}_implementation" for u in ("", "_") for part in ("attn", "experts"))
 
 
-def config_of_type(name: str, *, expected: str) -> Any:
+def config_of_type(name: str, *, expected: str, hint: str = "") -> Any:
     """The default config of a transformers model type, such as `gpt2`.
 
     Args:
         expected: What the name could have been, for the message.
+        hint: What to say then; "": which type may have been meant.
 
     Raises:
         TargetError: transformers knows no such type.
@@ -32,7 +33,7 @@ def config_of_type(name: str, *, expected: str) -> Any:
             f"'{name}' is no file and no model type that transformers {transformers.__version__} knows",
             got=repr(name),
             expected=expected,
-            hint=near(name, known),
+            hint=hint or near(name, known),
         )
     with quiet(), building(f"the model type '{name}'"):
         return transformers.CONFIG_MAPPING[name]()
@@ -161,10 +162,10 @@ def transformers_module() -> Any:
         import transformers
     except ImportError as e:
         raise TargetError(
-            "configs and model types need transformers", got=first_line(e), hint="pip install transformers"
+            "configs and model types need transformers", got=first_line(e), hint="pip install 'tiebeam[transformers]'"
         ) from e
     if find_spec("torch") is None:
-        raise TargetError("transformers models need torch", got="no torch", hint="pip install torch")
+        raise TargetError("transformers models need torch", got="no torch", hint="pip install 'tiebeam[torch]'")
     return transformers
 
 

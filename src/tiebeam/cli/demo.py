@@ -55,7 +55,7 @@ def _run(console: Console, steps: int | None, sizes: dict[str, Any]) -> "DemoRes
         raise BackendError(
             "the demo cannot run",
             got=f"no {' and no '.join(missing)}",
-            hint=f"pip install {' '.join(missing)}",
+            hint="pip install 'tiebeam[demo]'",
         )
     from tiebeam.experiments.demo.run import DemoSettings, run_demo
 

@@ -21,7 +21,7 @@ def config_file(name: str) -> Path:
         import huggingface_hub
         from huggingface_hub import errors
     except ImportError as e:
-        raise TargetError("hf: targets need huggingface_hub", hint="pip install transformers") from e
+        raise TargetError("hf: targets need huggingface_hub", hint="pip install 'tiebeam[transformers]'") from e
     where: dict[str, Any] = {"repo_id": repository, "filename": "config.json", "revision": revision or None}
     try:
         silence = _silence()

@@ -104,7 +104,7 @@ def _unbuilt(path: Path, error: Exception) -> TargetError:
 
 def _keras() -> Any:
     if find_spec("keras") is None:
-        raise BackendError(".keras files need Keras", got="no keras", hint="pip install keras")
+        raise BackendError(".keras files need Keras", got="no keras", hint="pip install 'tiebeam[keras]'")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's search for accelerators reads like an error
     try:
         return importlib.import_module("keras")

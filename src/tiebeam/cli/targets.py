@@ -62,7 +62,11 @@ def resolve(target: str, *, meta: bool = False, seed: int = 0, imports: tuple[st
         raise TargetError(_missing(target), got=repr(target), expected=_EXPECTED, hint=_path_hint(target))
     from tiebeam.cli.transformers_target import from_model_type
 
-    return from_model_type(target, meta=meta, seed=seed)
+    beside = Path(*target.split(".")).with_suffix(".py")
+    hint = f"{beside} is a module: name what builds the model in it, {target}:build" if beside.is_file() else ""
+    if hint and find_spec("transformers") is None:
+        raise TargetError(f"'{target}' is the name of a module alone", got=repr(target), expected=_EXPECTED, hint=hint)
+    return from_model_type(target, meta=meta, seed=seed, hint=hint)
 
 
 def _missing(target: str) -> str:
@@ -186,6 +190,7 @@ def _user_code(target: str, what: str) -> Iterator[None]:
         raise
     except BaseException as e:
         frames = [f for f in traceback.extract_tb(e.__traceback__)[1:] if not f.filename.startswith("<")]
+        frames = [f for f in frames if f.filename not in (importlib.__file__, __file__)]  # who imports is no news
         at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         raise TargetError(
             what,
@@ -196,7 +201,8 @@ def _user_code(target: str, what: str) -> Iterator[None]:
 
 def _explained(error: BaseException, target: str) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name and target.split(":")[0].startswith(error.name):
-        return "the current folder is searched first, then what is installed"
+        here = [file.stem for file in Path.cwd().glob("*.py")]
+        return near(error.name, here) or "the current folder is searched first, then what is installed"
     for frame, _ in traceback.walk_tb(error.__traceback__):
         keys = getattr(type(frame.f_locals.get("self")), "_tied_weights_keys", None)
         if isinstance(keys, list) and keys and "list" in str(error):

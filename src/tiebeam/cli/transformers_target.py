@@ -27,9 +27,17 @@ _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _ADAPTER = "adapter_config.json"
 
 
-def from_model_type(name: str, *, meta: bool, seed: int) -> Target:
-    """The default model of a transformers model type, such as `gpt2`, with random weights."""
-    config = config_of_type(name, expected="module:callable, a path, hf:org/name or one of its model types")
+def from_model_type(name: str, *, meta: bool, seed: int, hint: str = "") -> Target:
+    """The default model of a transformers model type, such as `gpt2`, with random weights.
+
+    Args:
+        name: The type.
+        meta: Build without memory for the weights.
+        seed: Of the random weights.
+        hint: What to say where there is no such type; "": which one may have been meant.
+    """
+    expected = "module:callable, a path, hf:org/name or one of its model types"
+    config = config_of_type(name, expected=expected, hint=hint)
     return _build(config, f"the model type '{name}'", meta=meta, seed=seed)
 
 

@@ -16,8 +16,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tiebeam.core.passes import ROLES
+from tiebeam.core.passes import ROLES, RoleRead, Wanted
 from tiebeam.errors import InputError, RangeError
+from tiebeam.ir import Graph
 
 Floats = npt.NDArray[np.float64]
 Verdict = Literal["kept", "dropped", "doubled", "wrong", "unknown"]
@@ -120,13 +121,45 @@ class GradientCheck:
         lines = [f"{self.table}: the gradient {said}"]
         for role, verdict, times in zip(ROLES, (self.lookup, self.readout), self.times, strict=True):
             lines.append(
-                f"  {role:<7}  {verdict}" + ("" if times is None else f" (arrives {round(times, 4) + 0.0:g} times)")
+                f"  {role:<7}  {verdict}" + ("" if times is None else f" (arrives {_often(round(times, 4) + 0.0)})")
             )
         if self.wrong_rows is not None:
             lines.append(f"  {self.wrong_rows} of {self.vocab} rows wrong; the batch looks {self.held} up")
         if self.wrong_rows and self.right_share:
             lines.append(f"  {self.right_share:.1%} of the rows look right: a check at random entries could miss it")
         return "\n".join([*lines, *(f"  note: {n}" for n in self.notes)])
+
+
+def _often(times: float) -> str:
+    return "once" if times == 1.0 else f"{times:g} times"
+
+
+def reads_in_both(asked: Wanted, graph: Graph) -> list[RoleRead]:
+    """The reads of the one table that is looked up and read out, through one parameter.
+
+    Raises:
+        InputError: There is none.
+    """
+    looked_up, read_out = asked.main
+    reads = [r for r in asked.reads if r.table == looked_up]
+    leaves = {r.leaf for r in reads}
+    if looked_up is not None and looked_up == read_out and len(leaves) == 1:
+        return reads
+    names = {v.leaf.key: v.leaf.name for v in graph.values if v.leaf is not None}
+    apart = [next((names[r.leaf] for r in asked.reads if r.table == i), None) for i in asked.main]
+    if looked_up != read_out and None not in apart:
+        raise InputError(
+            "no table is read in both roles: the model is untied",
+            got=f"{apart[0]!r} is looked up and {apart[1]!r} read out, each with the gradient of one role",
+            expected="a tied model",
+            hint="tiebeam.tie ties it; tiebeam.measure tells the gradients of an untied one",
+        )
+    raise InputError(
+        "no table is read in both roles through one parameter",
+        got=f"{len(leaves)} parameters" if len(leaves) > 1 else "no lookup" if looked_up is None else "no readout",
+        expected="one parameter that is looked up and read out",
+        hint="tiebeam.inspect(model, inputs) says what is read where",
+    )
 
 
 def check(

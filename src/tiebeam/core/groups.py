@@ -16,6 +16,9 @@ from tiebeam.errors import InputError, RangeError
 
 Kind = Literal["matrices", "embeddings", "vectors", "table"]
 
+ROUND = 1e-4
+"""Relative distance to a power of two within which a measured ratio is that power."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
@@ -172,8 +175,9 @@ def owners_of(table: Table, parameters: Sequence[Parameter]) -> tuple[Parameter,
         raise InputError(
             f"the table {table.name!r} was one parameter when the report was made",
             got=f"{len(trained)} parameters now: {', '.join(trained)}",
-            expected="one: loading with assign=True, copying or moving has broken the tie",
-            hint="tie them again, then call tiebeam.inspect again",
+            expected="one: loading with assign=True, copying or moving has broken the tie, or the report is of another "
+            "model",
+            hint="tie them again where it has; then, on this very model, call tiebeam.inspect again",
         )
     return held
 
@@ -208,7 +212,16 @@ def _ratio(table: Table) -> float:
             hint=f"inspect the model on real tensors, or say it yourself: ratios={{{table.name!r}: 1.0}} leaves the "
             "table at the rate of the rest",
         )
-    return table.lr_ratio
+    return _round(table.lr_ratio)
+
+
+def _round(c: float) -> float:
+    """A ratio, or the power of two within 1e-4 of it: a normalisation's eps takes so much from the hidden RMS.
+
+    The rule holds for every `c`, so nothing is lost; and scaling by a power of two is exact.
+    """
+    power: float = 2.0 ** round(math.log2(c)) if math.isfinite(c) and c > 0 else c
+    return power if math.isclose(c, power, rel_tol=ROUND) else c
 
 
 def check_rates(**given: Any) -> None:

@@ -84,6 +84,7 @@ class Measurement:
 
     Attributes:
         initial_loss: The loss of the pass. Unit: nats, where it is a cross entropy.
+        loss: The same number, by the name that records and printouts give it.
         targets: Where the right tokens came from.
         log_vocab: ln of the vocabulary, the loss of uniform logits.
         logit_std: Std of the logits before a soft cap.
@@ -121,6 +122,11 @@ class Measurement:
     notes: tuple[str, ...] = ()
 
     renderers: ClassVar[dict[str, Callable[[Measurement], str]]] = {}
+
+    @property
+    def loss(self) -> float:
+        """The loss of the pass: `initial_loss`."""
+        return self.initial_loss
 
     @property
     def chance_rank(self) -> float | None:

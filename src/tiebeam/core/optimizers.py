@@ -126,8 +126,12 @@ REFUSED: Mapping[str, str] = {
 """Optimizers for which no rule holds, and why."""
 
 
-def rule(name: str) -> Rule:
+def rule(name: object) -> Rule:
     """Return the rule of a family.
+
+    Args:
+        name: The family's, in whatever case; or an optimizer's class, what makes one or one that is made, by the name
+            that it has.
 
     Raises:
         RangeError: The name is unknown, or no rule holds.
@@ -136,7 +140,11 @@ def rule(name: str) -> Rule:
         >>> rule("sgd").rate, rule("AdamW").rate, rule("lamb").rate
         (2, 1, 0)
     """
-    known = str(name).lower().replace("_", "-")
+    if not isinstance(name, str):
+        kind = name if isinstance(name, type) else type(name)
+        called = str(getattr(name, "__name__", kind.__name__))
+        name = family_of(called) or family_of_class(kind) or called
+    known = name.lower().replace("_", "-")
     if known in RULES:
         return RULES[known]
     if known in REFUSED:
@@ -185,3 +193,8 @@ def family_of(class_name: str) -> str | None:
             return None
         name = shorter
     return None
+
+
+def family_of_class(kind: type) -> str | None:
+    """The family that a class, or the nearest of those that it descends from, is named after; None where none is."""
+    return next((found for found in map(family_of, (c.__name__ for c in kind.__mro__)) if found), None)

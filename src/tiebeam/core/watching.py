@@ -42,7 +42,7 @@ class Alarms:
         now = {t.name: t.state for t in found.tables}
         self.tied |= {name for name, state in now.items() if state in _TIED}
         return {
-            f"tie {name}": f"the tie of {name!r} broke: it is now {now.get(name, 'read by nothing')}"
+            f"tie {name}": f"the tie of {name!r} broke: {_became(now.get(name))}"
             for name in sorted(self.tied)
             if now.get(name) not in _TIED
         }
@@ -65,3 +65,7 @@ class Alarms:
             return {}
         vocab = round(2 * chance) - 1
         return {"own": f"the token just read still ranks {rank:.2g} of {vocab}: a tied table's bias is not unlearned"}
+
+
+def _became(state: str | None) -> str:
+    return "the two are now copies" if state == "copy" else f"it is now {state or 'read by nothing'}"

@@ -123,7 +123,7 @@ def train_tokenizer(texts: Sequence[str], vocab: int = 4096) -> "Tokenizer":
     except ImportError as error:
         raise BackendError(
             "the demo cuts text into tokens with 'tokenizers', which is missing",
-            hint="pip install tokenizers",
+            hint="pip install 'tiebeam[demo]'",
         ) from error
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if vocab <= len(alphabet):

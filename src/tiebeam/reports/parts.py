@@ -84,11 +84,12 @@ def _init(init: TableInit) -> InitPart:
     how += [] if init.settled else ["not settled within 2 %"]
     how += [] if init.written else ["plan alone: nothing was written"]
     logits = f"{known(init.predicted_logit_std)} predicted, {known(init.measured_logit_std)} measured"
+    read_out = init.predicted_logit_std is not None or init.measured_logit_std is not None
     rows = [
         Row("mode", (", ".join(how),)),
         Row("std", (f"{known(init.std_before)} before, {number(init.std)} after",)),
-        Row("logit std", (logits,)),
     ]
+    rows += [Row("logit std", (logits,))] if read_out else []  # a lookup alone makes no logits
     rows += [Row("zeroed biases", joined(init.biases))] if init.biases else []
     rows += [Row("zero rows", (", ".join(map(count, init.zero_rows)),))] if init.zero_rows else []
     return InitPart(name(init.name), tuple(rows))

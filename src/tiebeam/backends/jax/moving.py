@@ -19,6 +19,7 @@ from tiebeam.backends.jax.roles import Places, Roles
 from tiebeam.backends.jax.trace import Lowered, lowered, program_of
 from tiebeam.backends.jax.tree import Tree, is_abstract
 from tiebeam.backends.protocol import RefusedError
+from tiebeam.core.gradient_check import reads_in_both
 from tiebeam.core.passes import ROLES, Request, Wanted, wanted
 from tiebeam.core.provenance import INPUT, LEAF, provenance
 from tiebeam.errors import InputError
@@ -74,16 +75,8 @@ class Moves:
         return [jnp.asarray(a, self._dtype) if jnp.issubdtype(a.dtype, np.floating) else a for a in arrays]
 
     def _read(self, low: Lowered, asked: Wanted, request: Request) -> None:
-        main = asked.main[0]
-        reads = [r for r in asked.reads if r.table == main]
-        leaves = {r.leaf for r in reads}
-        if main is None or main != asked.main[1] or len(leaves) != 1:
-            raise InputError(
-                "no table is read in both roles through one parameter",
-                got="none" if not leaves else f"{len(leaves)} parameters",
-                hint="tiebeam.inspect(model, inputs) says what is read where",
-            )
-        [self._key] = leaves
+        reads = reads_in_both(asked, low.graph)
+        self._key = reads[0].leaf
         leaf = next(v.leaf for v in low.graph.values if v.leaf is not None and v.leaf.key == self._key)
         self.name, self._axis, self._place = leaf.name, reads[0].vocab_axis, low.places[self._key]
         if not leaf.trainable:

@@ -72,7 +72,7 @@ def optimizer(
         A transformation for `params`, its states by group in `inner_states`.
 
     Raises:
-        InputError: The report is of another model, or there is nothing to train.
+        InputError: The report is of another model, the factory is what one returned, or there is nothing to train.
         RangeError: No rule holds for the optimizer, a table's ratio is unknown, or `base_width` does not apply.
 
     Example:
@@ -120,6 +120,13 @@ def optimizer(
 
 
 def _law(factory: Factory, said: str | None) -> Rule:
+    if isinstance(factory, tuple):  # a transformation is a pair of functions
+        raise InputError(
+            "the factory is to be called, once for each group",
+            got=f"a {type(factory).__name__}: what a factory of optax returned",
+            expected="the factory itself",
+            hint="pass optax.adamw, not optax.adamw(1e-3); what it takes beside lr= are settings of this call",
+        )
     if said is not None:
         return rule(said)
     inner: Any = factory

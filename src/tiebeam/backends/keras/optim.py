@@ -14,7 +14,7 @@ from tiebeam.backends.keras.model import of_keras
 from tiebeam.backends.keras.variables import Named, Variables
 from tiebeam.core.facts import Table
 from tiebeam.core.groups import Group, Parameter, check_rates, plan_groups
-from tiebeam.core.optimizers import Quantity, Rule, family_of, rule
+from tiebeam.core.optimizers import Quantity, Rule, family_of_class, rule
 from tiebeam.core.report import Report
 from tiebeam.errors import InputError, RangeError
 
@@ -146,7 +146,16 @@ class Kind:
     """
 
     def __init__(self, factory: Factory, settings: Mapping[str, Any]) -> None:
-        sample = factory(learning_rate=Share(), **settings)
+        if isinstance(factory, keras.optimizers.Optimizer):
+            name = type(factory).__name__
+            raise InputError(
+                "the factory is to be called, once for each group",
+                got=f"an optimizer that is made: {name}(...)",
+                expected="its class, or a function that makes one",
+                hint=f"pass the class {name}, not {name}(...); what it takes beside lr= are settings of this call",
+            )
+        # A number: the config of a schedule goes through what imports TensorFlow on every backend.
+        sample = factory(learning_rate=1.0, **settings)
         if not isinstance(sample, keras.optimizers.Optimizer):
             raise InputError(
                 "the factory makes no optimizer of Keras",
@@ -186,7 +195,7 @@ class Kind:
 
 def family_in(made: type) -> str | None:
     """The family that a class, or one that it descends from, is named after; Adam's decay stands beside the step."""
-    found = next((f for f in map(family_of, (c.__name__ for c in made.__mro__)) if f), None)
+    found = family_of_class(made)
     return "adamw" if found == "adam" else found
 
 

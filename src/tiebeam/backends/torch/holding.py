@@ -6,10 +6,11 @@ from typing import Any
 
 from torch import nn
 
+from tiebeam.backends.torch.families import family_in
 from tiebeam.backends.torch.optim import inventory, overlapping, tables_of
 from tiebeam.backends.torch.schedules import follow, nested
 from tiebeam.core.findings.optimizers import HeldGroup, OptimizerFacts, Schedule
-from tiebeam.core.optimizers import RULES, family_of
+from tiebeam.core.optimizers import RULES
 from tiebeam.core.report import Report
 from tiebeam.errors import InputError
 
@@ -80,21 +81,6 @@ def _held(
         eps=float(eps) if isinstance(eps, int | float) else None,
         elements={owner[id(p)]: p.numel() for p in group["params"] if id(p) in owner},
     )
-
-
-def family_in(optimizer: Any, group: Mapping[str, Any]) -> str | None:
-    """The family of a group: what its optimizer's class is called, and how it decays."""
-    named = [family_of(c.__name__) for c in type(optimizer).__mro__]
-    found = next((n for n in named if n), None)
-    # One class may hold both kinds of group: its own flag says which is whose.
-    if found == "muon" and group.get("use_muon") is False:
-        return "adamw"
-    # Adam with decay beside the step is AdamW, whatever the class is called.
-    if found == "adam" and (group.get("decoupled_weight_decay") or getattr(optimizer, "adam_w_mode", 0)):
-        return "adamw"
-    if found == "adafactor" and group.get("scale_parameter") is False:
-        return "adafactor-unscaled"
-    return found
 
 
 def _schedules(

@@ -22,6 +22,7 @@ from tiebeam.backends.torch.schema import schema_of
 from tiebeam.backends.torch.session import neutral, unwrapped
 from tiebeam.backends.torch.shadow import map_tensors
 from tiebeam.backends.torch.trace import Trace, trace
+from tiebeam.core.gradient_check import reads_in_both
 from tiebeam.core.passes import ROLES, Request, wanted
 from tiebeam.errors import InputError
 from tiebeam.ir import Graph
@@ -77,16 +78,8 @@ class Moves:
 
     def _read(self, traced: Trace, request: Request, result: Any, returned: Sequence[Tensor]) -> None:
         asked = wanted(traced.graph)
-        main = asked.main[0]
-        reads = [r for r in asked.reads if r.table == main]
-        leaves = {r.leaf for r in reads}
-        if main is None or main != asked.main[1] or len(leaves) != 1:
-            raise InputError(
-                "no table is read in both roles through one parameter",
-                got="none" if not leaves else f"{len(leaves)} parameters",
-                hint="tiebeam.inspect(model, inputs) says what is read where",
-            )
-        [key] = leaves
+        reads = reads_in_both(asked, traced.graph)
+        key = reads[0].leaf
         self._axis = reads[0].vocab_axis
         self._table = traced.tensors[key]
         self.name = next(v.leaf.name for v in traced.graph.values if v.leaf is not None and v.leaf.key == key)

@@ -175,11 +175,15 @@ class TorchModel:
 
     def vocab_bound(self) -> int | None:
         """An upper bound for token ids: the tallest embedding, or the largest matrix's longer side."""
-        tables = [m.num_embeddings for m in self.model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
-        if tables:
-            return max(tables)
+        if tables := self.table_rows():
+            return max(tables.values())
         matrices = [max(p.shape) for p in self.model.parameters() if p.ndim == 2]
         return max(matrices, default=None)
+
+    def table_rows(self) -> dict[str, int]:
+        """Rows of its embeddings."""
+        modules = self.model.named_modules()
+        return {name: m.num_embeddings for name, m in modules if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
 
     def check_writable(self, traced: Trace, leaf: Leaf) -> None:
         if leaf.fetched and not sharded(traced.tensors[leaf.key]):

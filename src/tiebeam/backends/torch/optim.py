@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tiebeam.backends.torch.families import family_in
 from tiebeam.backends.torch.names import all_parameters, named_tensors
 from tiebeam.core.facts import Table
 from tiebeam.core.groups import Group, GroupPlan, Parameter, check_rates, owners_of, plan_groups
@@ -66,7 +67,7 @@ def param_groups(
     *,
     lr: Rate,
     weight_decay: float = 0.0,
-    optimizer: str = "adamw",
+    optimizer: str | type[torch.optim.Optimizer] | torch.optim.Optimizer = "adamw",
     base_width: int | None = None,
     base_readout_factor: float = 1.0,
     eps: Eps | None = None,
@@ -86,7 +87,7 @@ def param_groups(
         weight_decay: Of the body's matrices.
         optimizer: Family of the optimizer that the groups are for: "sgd", "adamw", "adam", "nadam", "adamax", "lion",
             "rmsprop", "adagrad", "adafactor", "adafactor-unscaled", "lamb" or "lars". 8-bit, paged and fused variants
-            count as the plain one.
+            count as the plain one. Or the optimizer's class, or one made of it, by what that is called.
         base_width: Width at which `lr` was found. Rates of the body's matrices, and of tables before their ratio,
             are multiplied by `base_width / width`; those of vectors and of lookups alone are not.
         base_readout_factor: The readout factor that the model has at that width.
@@ -113,11 +114,15 @@ def param_groups(
         [(16, 0.001, 0.5), (18, 0.001, 0.0), (1, 0.008, 0.0625)]
         >>> optimizer = torch.optim.AdamW(groups, lr=1e-3)
     """
-    law = rule(optimizer)
+    law = rule(
+        family_in(optimizer, optimizer.defaults) or optimizer
+        if isinstance(optimizer, torch.optim.Optimizer)
+        else optimizer
+    )
     if law.matrices:
         raise RangeError(
             f"{law.name} takes the matrices of the body alone",
-            got=f"optimizer={optimizer!r}",
+            got=f"optimizer={optimizer if isinstance(optimizer, str) else law.name!r}",
             expected="two optimizers, the table in the Adam one",
             hint="call tiebeam.torch.split_for_muon(model, report, lr=..., muon_lr=...), for shampoo and soap too",
         )

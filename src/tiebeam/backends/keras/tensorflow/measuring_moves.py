@@ -12,6 +12,7 @@ from tiebeam.backends.keras.tensorflow.measuring import Pass, integers
 from tiebeam.backends.keras.tensorflow.program import Program
 from tiebeam.backends.keras.tensorflow.split import Again, Key
 from tiebeam.backends.keras.tensorflow.trace import Placed
+from tiebeam.core.gradient_check import reads_in_both
 from tiebeam.core.passes import ROLES, Request
 from tiebeam.errors import InputError
 
@@ -33,16 +34,8 @@ class Moves:
     def __init__(self, program: Program, placed: Placed, request: Request, again: Again) -> None:
         self.program, self._pass = program, Pass(program, placed, request, again)
         asked, split = self._pass.asked, self._pass.split
-        main = asked.main[0]
-        reads = [r for r in asked.reads if r.table == main]
-        leaves = {r.leaf for r in reads}
-        if main is None or main != asked.main[1] or len(leaves) != 1:
-            raise InputError(
-                "no table is read in both roles through one variable",
-                got="none" if not leaves else f"{len(leaves)} variables",
-                hint="tiebeam.inspect(model, inputs) says what is read where",
-            )
-        [self._leaf] = leaves
+        reads = reads_in_both(asked, placed.graph)
+        self._leaf = reads[0].leaf
         self._axis = reads[0].vocab_axis
         held = placed.variables[self._leaf]
         self.name = held.names[0]

@@ -24,7 +24,7 @@ class ReadoutStats:
 
     @property
     def accuracy(self) -> Tensor:
-        """The largest logit is the target's at this share of the targets that count; a scalar, NaN where none counts."""
+        """The largest logit is the target's at this share of those that count; a scalar, NaN where none counts."""
         return self.best.sum() / self.counted.sum()
 
     @property

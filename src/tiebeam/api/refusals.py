@@ -1,0 +1,91 @@
+"""What to raise where the model's own forward pass raised."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from tiebeam.backends.protocol import Model, RefusedError, Tabled
+from tiebeam.core.report import Finding
+from tiebeam.errors import InputError, ShapeError
+
+MOST = 8
+"""Tables that are named."""
+
+ARRAYS = {"torch": "torch.tensor", "jax": "jax.numpy.array", "keras": "numpy.array"}
+"""What makes an array of a list."""
+
+
+class UnloadedError(InputError):
+    """The model cannot run because some of its parameters have no values."""
+
+    def __init__(self, finding: Finding) -> None:
+        self.finding = finding
+        super().__init__(f"{finding.where!r}: {finding.message}", hint=finding.hint)
+
+
+def refused_inputs(
+    backend: Model,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    refused: RefusedError,
+    *,
+    argument: str = "inputs=",
+) -> InputError | ShapeError:
+    """What to raise.
+
+    Args:
+        argument: What the caller gave them as.
+    """
+    error = refused.__cause__ or refused
+    why = backend.diagnose()
+    if isinstance(why, ShapeError):
+        return why
+    if why is not None:
+        return UnloadedError(why)
+    given = [("", a) for a in args] + [(f"{k}=", v) for k, v in kwargs.items()]
+    if isinstance(error, IndexError) and (ids := [v for _, v in given if _holds_ids(v)]):
+        return _outside(backend, ids, error, argument)
+    plain = any(isinstance(v, list | int) and not isinstance(v, bool) for _, v in given)
+    as_array = f"token ids are an array of shape (rows, tokens): {ARRAYS[backend.framework]}([[1, 2, 3]])"
+    return InputError(
+        f"{backend.name} does not run on these inputs: {type(error).__name__}: {error}",
+        got=", ".join(f"{name}{_kind(v)}" for name, v in given) or "no inputs",
+        expected=f"what its forward takes: {_signature(backend)}",
+        hint=as_array
+        if plain
+        else f"pass {argument}, a tuple for positional or a dict for keyword arguments, with which model(...) runs",
+    )
+
+
+def _outside(backend: Model, ids: list[Any], error: BaseException, argument: str) -> InputError:
+    """An id, or a position, that a table has no row for."""
+    rows = backend.table_rows() if isinstance(backend, Tabled) else {}
+    named = ", ".join(f"{name} {n}" for name, n in list(rows.items())[:MOST]) + (", ..." if len(rows) > MOST else "")
+    longest, largest = max(int(v.shape[-1]) for v in ids), max(int(v.max()) for v in ids)
+    fits = max((n for n in rows.values() if n < longest), default=None)
+    advice = [f"pass {argument} with ids"]
+    advice += [f"below {max(rows.values())}"] if rows and largest >= max(rows.values()) else ["that their table has"]
+    if fits is not None:
+        advice.append(f"and rows of at most {fits} (in a shell: --tokens {fits}), where positions have a table")
+    return InputError(
+        f"{backend.name} does not run on these inputs: {type(error).__name__}: {error}",
+        got=f"{', '.join(_kind(v) for v in ids)}: {longest} ids in a row, the largest {largest}",
+        expected="an id, or a position, below the rows of its table" + (f": {named}" if named else ""),
+        hint=" ".join(advice),
+    )
+
+
+def _holds_ids(value: Any) -> bool:
+    return "int" in str(getattr(value, "dtype", "")) and len(value.shape) > 0 and 0 not in value.shape
+
+
+def _kind(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"{type(value).__name__}{tuple(shape)}" if shape is not None else type(value).__name__
+
+
+def _signature(backend: Model) -> str:
+    try:
+        return str(inspect.signature(backend.forward))
+    except (TypeError, ValueError):
+        return "unknown"
