@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 ZOO := ../shared/zoo/score.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fast lint format types layers docs bench zoo build clean
+.PHONY: help setup demo test wide fast lint format types layers docs bench zoo build clean
 
 help: ## what there is
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -27,11 +27,14 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## a broken model seen, mended and trained
 	$(BIN)/tiebeam demo
 
-test: $(READY) ## every test and doctest, a process for each framework
-	$(PYTEST) --budget 900
+test: $(READY) ## tests and doctests, a process for each framework
+	$(PYTEST) --budget 900 -m 'not wide'
+
+wide: $(READY) ## the sweeps that `make test` leaves out
+	$(PYTEST) -m wide
 
 fast: $(READY) ## the tests that take under a minute
-	$(PYTEST) --budget 60 -m 'not slow and not zoo'
+	$(PYTEST) --budget 60 -m 'not slow and not zoo and not wide'
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -234,6 +234,7 @@ def config_file(shared: Path, name: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.zoo
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore")  # transformers' own, about fields of old configs
 def test_each_public_config_gives_an_answer_or_a_plain_reason(shared: Path) -> None:
     listed = rows(shared, "index.csv")
@@ -266,6 +267,7 @@ def _with_a_picture_part(row: dict[str, str], found: Advice) -> bool:
 
 
 @pytest.mark.zoo
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore")
 def test_published_totals_come_out_to_the_parameter(shared: Path) -> None:
     checks = rows(shared, "param_checks.csv")

@@ -82,6 +82,7 @@ def test_every_index_at_hand_has_a_verdict(shared: Path) -> None:
 
 
 @pytest.mark.zoo
+@pytest.mark.wide
 def test_the_families_are_as_transformers_has_them(pytestconfig: pytest.Config) -> None:
     """Of the version that is installed; `families.json` is 5.24's, and names it in the docs."""
     right = as_built()

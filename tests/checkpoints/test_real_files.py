@@ -9,7 +9,7 @@ from tests.checkpoints.tiny import TINY, captioner, tiny
 
 from tiebeam.checkpoints import inspect
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.wide, pytest.mark.filterwarnings("ignore")]
 NAMES = [n for n in TINY if n != "T5EncoderModel"]
 SAVED_AS = {"lm_head.weight": "embed_out.weight"}  # GPT-NeoX's files keep the name that the class once had
 

@@ -66,6 +66,7 @@ def test_a_smoke_run_fills_every_table_and_figure(name, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.wide
 def test_before_training_the_formula_is_right_within_three_percent(tmp_path):
     runs = done("init-stats", tmp_path, data=["synthetic"], vocab=8192, widths=[128, 256], layers=2, block=64)
     for (scheme, width), found in by(runs, "scheme", "width").items():
@@ -78,6 +79,7 @@ def test_before_training_the_formula_is_right_within_three_percent(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.wide
 def test_trained_in_matched_groups_the_readout_factor_is_the_lookup_factor_in_every_bit(tmp_path):
     runs = done(
         "schemes", tmp_path, data=["synthetic"], schemes=["C", "D", "D'"], unclipped=["C", "D", "D'"], vocab=300
@@ -148,6 +150,7 @@ def test_the_token_just_read_is_first_where_a_stream_and_a_tie_put_it_there(tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.wide
 def test_a_tie_costs_where_input_and_output_share_no_space(tmp_path):
     found = by(done("alignment", tmp_path, profile="paper", seeds=[0, 1]), "task", "tie", "seed")
     ratio = {(t, s): found[t, True, s]["excess"] / found[t, False, s]["excess"] for t, _, s in found}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import tiebeam
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.wide, pytest.mark.filterwarnings("ignore")]
 
 TIED = {"tie_word_embeddings": True}
 #: Architecture -> what its config says beside `tests.checkpoints.tiny`. Every one is tied, and every gradient is right.

@@ -10,7 +10,7 @@ from tests.zoo_hf.test_zoo import score as score
 
 import tiebeam
 
-pytestmark = [pytest.mark.slow, pytest.mark.zoo, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.wide, pytest.mark.zoo, pytest.mark.filterwarnings("ignore")]
 
 TIED = sorted(name for name, row in ROWS.items() if row["tied"])
 BY_THE_FLAG = ("seq2seq/switch_transformers",)
