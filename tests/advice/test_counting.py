@@ -20,8 +20,6 @@ from tiebeam.core.advice import Advice
 from tiebeam.core.evidence import PRACTICE
 from tiebeam.errors import RangeError, TargetError, TiebeamError
 
-pytest_plugins = ["tests.cli.conftest"]
-
 TINY = {
     "model_type": "llama", "vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 32,

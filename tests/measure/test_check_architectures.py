@@ -125,14 +125,7 @@ def test_a_lost_or_doubled_path_in_a_real_architecture_is_found(
     assert not found.ok
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "why"),
-    [
-        ("LlamaForCausalLM", {}, "no table is read in both roles"),  # untied
-        ("XLNetLMHeadModel", {}, "no targets"),
-    ],
-)
-def test_what_cannot_be_checked_is_refused_with_the_reason(name: str, changes: dict[str, Any], why: str) -> None:
-    model = tiny(name, **changes)
-    with pytest.raises(tiebeam.InputError, match=why):
+def test_an_untied_architecture_is_refused_with_the_reason() -> None:
+    model = tiny("LlamaForCausalLM")
+    with pytest.raises(tiebeam.InputError, match="untied"):
         tiebeam.check_gradients(model, batch_for(model))

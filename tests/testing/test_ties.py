@@ -76,7 +76,11 @@ def test_the_plugin_hands_both_to_a_test_that_imports_nothing(tmp_path: Path) ->
         [sys.executable, "-m", "pytest", "-q", "-p", "tiebeam.testing.plugin", "-p", "no:cacheprovider", str(tmp_path),
          "--rootdir", str(tmp_path), "-c", "/dev/null"],
         capture_output=True, text=True, cwd=tmp_path, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))},
+        env={
+            **os.environ,
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # installed, the plugin would be there twice
+            "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
+        },
     )  # fmt: skip
     assert "2 failed, 2 passed" in ran.stdout, ran.stdout + ran.stderr
     assert "LM is not tied" in ran.stdout

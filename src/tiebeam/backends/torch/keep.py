@@ -9,6 +9,7 @@ from torch import nn
 
 from tiebeam.backends.torch.ledger import Geometry, Ledger, geometry
 from tiebeam.backends.torch.names import Names
+from tiebeam.backends.torch.parts import sharded
 
 _PLAIN = (torch.Tensor, nn.Parameter)
 
@@ -34,6 +35,8 @@ class Keeper:
         self._clones: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._modes = [(m, m.training) for m in modules if not isinstance(m, torch.jit.ScriptModule)]
         self.swapped = any("_hf_hook" in vars(m) or hasattr(type(m), "_get_fsdp_state") for m in modules)
+        # Whole and shard turn into each other out of sight: each is looked at in turn.
+        self.steady = not self.swapped and not any(map(sharded, names.held.values()))
         self._parts = [
             [(table, dict(table)) for table in (m._parameters, m._buffers, m._modules, vars(m))] for m, _ in self._modes
         ]

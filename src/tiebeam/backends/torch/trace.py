@@ -162,7 +162,7 @@ def _trace(
     if meta:
         recorder = MetaRecorder(ledger, measures, keeper, fake=fake, fill=how.fill, other=other)
     else:  # parameters that come and go are looked at while they are there
-        recorder = (BatchRecorder if how.batch and not keeper.swapped else Recorder)(ledger, measures, keeper)
+        recorder = (BatchRecorder if how.batch and keeper.steady else Recorder)(ledger, measures, keeper)
     recorder.autograd = not any(isinstance(m, torch.jit.ScriptModule) for m in modules)
     inputs = []
     for t in given:
