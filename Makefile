@@ -28,7 +28,7 @@ demo: $(READY) ## a broken model seen, mended and trained
 	$(BIN)/tiebeam demo
 
 test: $(READY) ## tests and doctests, a process for each framework
-	$(PYTEST) --budget 900 -m 'not wide'
+	$(PYTEST) --budget 1200 -m 'not wide'
 
 wide: $(READY) ## the sweeps that `make test` leaves out
 	$(PYTEST) -m wide

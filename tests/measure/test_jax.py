@@ -36,7 +36,10 @@ def by_hand(read: Read) -> tuple[jax.Array, jax.Array]:
 
 
 SLOW = ("over_devices", "read_in_a_scan", "vocabulary_in_pieces", "branches", "one_sum", "twice")
-MARKED = [pytest.param(r, marks=[pytest.mark.slow] if r.__name__ in SLOW else [], id=r.__name__) for r in READS]
+MARKED = [
+    pytest.param(r, marks=[pytest.mark.slow, pytest.mark.wide] if r.__name__ in SLOW else [], id=r.__name__)
+    for r in READS
+]
 
 
 @pytest.mark.parametrize("read", MARKED)
@@ -117,6 +120,7 @@ def test_a_path_lost_in_a_hand_written_backward_is_found(times: tuple[float, flo
 
 
 @pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["remat", "read_in_a_scan", "branches", "custom_head", "one_transposition"])
 def test_right_backward_passes_pass(name: str) -> None:
     [read] = [r for r in READS if r.__name__ == name]

@@ -98,7 +98,9 @@ quiet = pytest.mark.filterwarnings(
 
 
 @quiet
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend", ["eager", "aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.wide])]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_compilation_breaks_no_graph_and_changes_nothing(name, backend):
     problem = Problem.of(ignored=2, **CASES[name])
