@@ -27,9 +27,11 @@ def test_a_function_without_params() -> None:
         tiebeam.inspect(apply, ids())
 
 
-def test_a_watch_on_a_model_whose_arrays_do_not_change() -> None:
-    with pytest.raises(tiebeam.BackendError, match="each step makes a new one"):
-        tiebeam.Watch(CASES["linen_attend"]().model)
+def test_a_watch_that_is_not_given_the_arrays_of_this_step() -> None:
+    watch = tiebeam.Watch(CASES["linen_attend"]().model)
+    with pytest.raises(tiebeam.InputError, match="holds no arrays"):
+        watch(0, ids())
+    assert not watch.history
 
 
 def test_a_linen_module_without_variables() -> None:
