@@ -89,7 +89,7 @@ def test_params_beside_a_model_that_holds_its_own() -> None:
 
 
 def test_a_class_is_no_model() -> None:
-    with pytest.raises(tiebeam.BackendError, match="instance"):
+    with pytest.raises(tiebeam.BackendError, match="a model made of it"):
         tiebeam.inspect(Written, ids())
 
 
