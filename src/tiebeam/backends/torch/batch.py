@@ -1,6 +1,6 @@
 """Recording in batches: what operations read and made is settled some dozens at a time.
 
-Between two kernels the recorder's own code and objects are cold; together they are settled in half the time. What
+Between two kernels the recorder's own code and objects are cold; settled together they cost less. What
 would be another thing later is taken down at once: the module that runs, gradient flags, parameters, and what nobody
 knows yet. An operation that writes, or that hands a number to Python, settles all before it.
 """
