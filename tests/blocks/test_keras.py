@@ -17,8 +17,6 @@ from tiebeam.errors import InputError, RangeError, ShapeError
 from tiebeam.keras import TiedEmbedding, UnitLogitNormal
 
 BACKEND = keras.backend.backend()
-# Keras's own: its variables do not take NumPy 2's `copy` yet.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 POLICIES = ["mixed_float16", "mixed_bfloat16", "bfloat16", *(["float64"] if BACKEND != "jax" else [])]
 
 

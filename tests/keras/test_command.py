@@ -18,7 +18,7 @@ import pytest
 from tiebeam.cli import main
 
 # Saving warns: Keras' variables do not take NumPy 2's `copy` yet.
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")]
+pytestmark = pytest.mark.slow
 
 BACKEND = "jax"
 

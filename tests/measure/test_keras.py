@@ -20,7 +20,6 @@ from tiebeam.keras import TiedEmbedding, optimizer
 VOCAB, WIDTH = 40, 16
 IDS = np.random.default_rng(0).integers(0, 30, (3, 7)).astype("int32")
 RUNNING = keras.backend.backend()
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 

@@ -12,7 +12,6 @@ import tiebeam
 from tiebeam.keras import optimizer
 
 ADAMW = keras.optimizers.AdamW
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
 def world() -> tuple[keras.Model, tiebeam.Report]:

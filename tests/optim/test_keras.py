@@ -15,8 +15,6 @@ from tests.optim.keras_pair import IDS, LOSS, OWNER, C, apart, fitted, pair, put
 import tiebeam
 from tiebeam.keras import optimizer
 
-# Keras' own ways into NumPy and out of a file.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 ADAMW = keras.optimizers.AdamW
 FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {

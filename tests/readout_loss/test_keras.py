@@ -10,7 +10,6 @@ from keras import ops
 from tiebeam.errors import InputError, RangeError, ShapeError
 from tiebeam.keras import TiedEmbedding, readout_loss
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 ON = keras.backend.backend()
 VOCAB, WIDTH = 23, 6
 

@@ -200,8 +200,9 @@ class GroupedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
         for one, part in zip(self.groups, self._parts(variables), strict=True):
-            if part and one.weight_decay:
-                one._apply_weight_decay([variables[i] for i in part])
+            decayed = [variables[i] for i in part if one._use_weight_decay(variables[i])]
+            if decayed and one.weight_decay:  # Keras on PyTorch fails where every one of a list is excluded
+                one._apply_weight_decay(decayed)
 
     def _backend_update_step(
         self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
