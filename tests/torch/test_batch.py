@@ -1,6 +1,8 @@
 """Operations are settled in batches: what a model does in between is seen all the same."""
 
+import weakref
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 import torch
@@ -8,7 +10,10 @@ from torch import Tensor, nn
 
 import tiebeam
 from tiebeam.backends.torch import batch
-from tiebeam.backends.torch.trace import How, trace
+from tiebeam.backends.torch import trace as tracing
+from tiebeam.backends.torch.measure import STREAM
+from tiebeam.backends.torch.record import Recorder
+from tiebeam.backends.torch.trace import trace
 from tiebeam.ir import Graph
 
 IDS = torch.arange(16).view(2, 8)
@@ -94,7 +99,21 @@ def gives_memory_back(model: Tied, x: Tensor) -> Tensor:
     return z
 
 
+def writes_a_number_through_numpy(model: Tied, x: Tensor) -> Tensor:
+    number = torch.ones(()) * 3.0
+    y = x * number
+    number.numpy()[...] = 5.0  # nobody records this
+    return y
+
+
+def reads_a_list(model: Tied, x: Tensor) -> Tensor:
+    first, second = x.split(32, -1)
+    return torch.cat([first * 2.0, second * 2.0], -1)
+
+
 CASES = [
+    (writes_a_number_through_numpy, 3.0),
+    (reads_a_list, 2.0),
     (makes_a_parameter, 3.0),
     (is_of_another_class, 6.0),
     (copies_the_table, 2.0),
@@ -117,7 +136,8 @@ def test_the_factor_is_that_of_settling_each_operation_at_once(
     (table,) = tiebeam.inspect(model, IDS).tables
     assert table.lookup_factor == (None if factor is None else pytest.approx(factor, rel=1e-6))
     whole = trace(model, (IDS,), {}).graph
-    alone = trace(model, (IDS,), {}, how=How(batch=False)).graph
+    with mock.patch.object(tracing, "BatchRecorder", Recorder):
+        alone = trace(model, (IDS,), {}).graph
     assert _told(whole) == _told(alone)
     assert sorted(whole.rms.values()) == sorted(alone.rms.values())
     assert sorted(whole.cosine.values()) == sorted(alone.cosine.values())
@@ -129,25 +149,32 @@ def _told(graph: Graph) -> list[object]:
     return [(n.op, [shapes[v] for v in n.inputs], n.axes, n.attached, n.where, n.recorded) for n in graph.nodes]
 
 
-@pytest.mark.parametrize("between", [exchanges_memory, narrows_itself, gives_memory_back])
-def test_exchanged_memory_makes_the_pass_settle_each_operation_at_once(
-    between: Callable[[Tied, Tensor], Tensor],
-) -> None:
-    assert not trace(Tied(between), (IDS,), {}).how.batch
-    assert trace(Tied(many_operations), (IDS,), {}).how.batch
+def test_what_waits_holds_no_activation_but_those_of_the_residual_stream() -> None:
+    gone: list[bool] = []
+
+    def between(model: Tied, x: Tensor) -> Tensor:
+        wide = torch.cat([x, x])
+        seen = weakref.ref(wide)
+        half = wide.view(2, *x.shape).mean(0)
+        del wide
+        gone.append(seen() is None)
+        return half
+
+    (table,) = tiebeam.inspect(Tied(between), IDS).tables
+    assert all(gone) and gone
+    assert table.readouts
 
 
-def test_what_waits_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[int] = []
-    plain = batch.BatchRecorder.settle
+def test_of_the_residual_stream_no_more_is_held_than_is_looked_at() -> None:
+    alive: list[int] = []
 
-    def settle(self: batch.BatchRecorder) -> None:
-        results = [w.out for w in self._waiting if isinstance(w.out, Tensor) and w.out._base is None]
-        held.append(sum(t.nbytes for t in results if t.shape[0] == len(IDS)))  # activations, no views of the table
-        plain(self)
+    def between(model: Tied, x: Tensor) -> Tensor:
+        seen = []
+        for _ in range(10 * STREAM):
+            x = x * 1.0
+            seen.append(weakref.ref(x))
+        alive.append(sum(r() is not None for r in seen))
+        return x
 
-    monkeypatch.setattr(batch.BatchRecorder, "settle", settle)
-    monkeypatch.setattr(batch, "HELD", 1 << 14)
-    tiebeam.inspect(Tied(many_operations), IDS)
-    largest = 2 * 8 * 300 * 4  # the logits
-    assert 0 < max(held) <= (1 << 14) + largest
+    tiebeam.inspect(Tied(between), IDS)
+    assert 0 < max(alive) <= 2 * STREAM + 1

@@ -1,37 +1,28 @@
-"""Recording in batches: what operations read and made is settled some dozens at a time.
+"""Recording in batches: where an operation read and wrote is taken down at once, what lay there is settled later.
 
-Between two kernels the recorder's own code and objects are cold; settled together they cost less. What
-would be another thing later is taken down at once: the module that runs, gradient flags, parameters, and what nobody
-knows yet. An operation that writes, or that hands a number to Python, settles all before it.
+Between two kernels the recorder's own code and objects are cold; settled together they cost less. A place,
+that is a storage and how a tensor lies in it, stands for one value until something is written: an operation that
+writes, or that hands a number to Python, settles all before it. No tensor is held for it, but for those that
+`Measures` would hold. What would be another thing later is taken down at once: the module that runs, gradient flags,
+numbers, parameters, and what nobody knows yet.
 """
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from tiebeam.backends.protocol import RefusedError
-from tiebeam.backends.torch.ledger import number_of
+from tiebeam.backends.torch.ledger import Geometry, Storage, geometry, number_of
+from tiebeam.backends.torch.measure import STREAM
 from tiebeam.backends.torch.record import Record, Recorder, Ref, latest_node
 from tiebeam.backends.torch.schema import Schema, schema_of
 
-BATCH = 64  # operations that wait at most, and
-HELD = 1 << 26  # bytes that their results may have
+BATCH = 256  # operations that wait at most
 
 _NUMBERS = frozenset((int, float, bool, type(None), torch.dtype, torch.device, torch.layout))  # most other arguments
 
-
-Place = tuple[int, int, int, tuple[int, ...], tuple[int, ...]]
-
-
-def _place(t: torch.Tensor) -> Place:
-    """Which memory a tensor holds, how much of it there is, and how the tensor lies in it."""
-    storage = t.untyped_storage()
-    return storage._cdata, storage.nbytes(), int(t.storage_offset()), t.shape, t.stride()
-
-
-class SwappedError(RefusedError):
-    """A tensor's memory was exchanged (`.data = `) or given back while operations on it waited."""
+Place = tuple[Storage, Geometry]
 
 
 @dataclass(slots=True)
@@ -39,21 +30,23 @@ class Waiting:
     """An operation that ran and is not settled.
 
     Attributes:
-        read: Its tensor arguments; the value of each is a tensor until it is settled.
-        places: Where those tensors lay whose values were not asked for at once, and then `out`.
+        read: Its tensor arguments; the value of each is a `Place` until it is settled.
+        made: What it made: where it lies, and the facts of what has one element; None where that is no plain tensor.
+        seen: Its arguments and result, where numbers are to be taken from them.
+        stream: Its result, where that is of the residual stream.
     """
 
     schema: Schema
-    args: tuple[Any, ...]
     refs: tuple[Any, ...]
     named: dict[str, Any]
     read: list[Ref]
-    places: list[Place | None]
     where: str
     recorded: bool
     sequence: int
     ordinal: int
-    out: Any
+    made: list[tuple[Storage, Geometry, dict[str, Any]]] | None
+    seen: tuple[Any, Any] | None = None
+    stream: torch.Tensor | None = None
 
 
 class BatchRecorder(Recorder):
@@ -62,9 +55,8 @@ class BatchRecorder(Recorder):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._waiting: list[Waiting] = []
-        self._made: set[int] = set()  # addresses of what waits
-        self._bytes = 0
-        self._swapped = False
+        self._made: set[int] = set()  # keys of the storages of what waits
+        self._stream: deque[Waiting] = deque()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         schema = schema_of(func)
@@ -72,124 +64,117 @@ class BatchRecorder(Recorder):
             self.settle()
             return super().__torch_dispatch__(func, types, args, kwargs)
         read: list[Ref] = []
-        places: list[Place | None] = []
         try:
-            refs = self._taken(args, read, places)
-            named = {k: self._taken((v,), read, places)[0] for k, v in kwargs.items()} if kwargs else {}
+            refs = self._taken(args, read)
+            named = {k: self._taken((v,), read)[0] for k, v in kwargs.items()} if kwargs else {}
         except (NotImplementedError, RuntimeError, ValueError):  # a tensor without a storage
             self.settle()
             return super().__torch_dispatch__(func, types, args, kwargs)
-        waiting = Waiting(
-            schema, args, refs, named, read, places,
-            self.modules[-1], torch.is_grad_enabled(), latest_node(), self.ran, None,
-        )  # fmt: skip
+        where, recorded, sequence, ordinal = self.modules[-1], torch.is_grad_enabled(), latest_node(), self.ran
         self.ran += schema.name != "detach"  # how often a tensor is detached depends on who looks on
-        waiting.out = out = func(*args, **kwargs) if kwargs else func(*args)
+        out = func(*args, **kwargs) if kwargs else func(*args)
+        made = self._lay(out)
+        waiting = Waiting(schema, refs, named, read, where, recorded, sequence, ordinal, made)
         self._waiting.append(waiting)
-        if type(out) is torch.Tensor and out.layout is torch.strided:
-            place = _place(out)
-            places.append(place)
-            if place[0] not in self._made and place[0] not in self.ledger.storages:  # no view
-                self._made.add(place[0])
-                self._bytes += place[1]
-            if len(self._waiting) < BATCH and self._bytes < HELD:
-                return out
-        self.settle()
+        if made is None or self.measures.concerns(schema, args, out):
+            waiting.seen = args, out
+            self.settle()
+        else:
+            self._hold(waiting, out)
+            if len(self._waiting) >= BATCH:
+                self.settle()
         return out
 
     def __exit__(self, kind: Any, error: Any, trail: Any) -> None:
         super().__exit__(kind, error, trail)  # type: ignore[no-untyped-call]
-        if kind is not None:
-            return
-        self.settle()
-        if self._swapped:  # said here: the model may catch what an operation raises
-            raise SwappedError
+        if kind is None:
+            self.settle()
 
-    def _taken(self, args: Any, read: list[Ref], places: list[Place | None]) -> tuple[Any, ...]:
+    def _taken(self, args: Any, read: list[Ref]) -> tuple[Any, ...]:
         """Arguments with a `Ref` for each tensor, whose value is found now where it may be another thing later."""
         refs: list[Any] = []
         for a in args:
             kind = type(a)
-            if kind is torch.Tensor:
-                place = _place(a)
-                waits = self._may_wait(a, place[0])
-                ref = Ref(a if waits else self._value(a, place[0]), a.requires_grad if self.autograd else None)
-                places.append(place if waits else None)
-                read.append(ref)
-                refs.append(ref)
-            elif kind in _NUMBERS:
+            if kind in _NUMBERS:
                 refs.append(a)
             elif isinstance(a, torch.Tensor):
-                ref = Ref(self._value(a, a.untyped_storage()._cdata), a.requires_grad if self.autograd else None)
-                places.append(None)
+                value = self._place(a) if kind is torch.Tensor else None
+                ref = Ref(self._value(a) if value is None else value, a.requires_grad if self.autograd else None)
                 read.append(ref)
                 refs.append(ref)
             elif isinstance(a, (list, tuple)):
-                refs.append(self._taken(a, read, places))
+                refs.append(self._taken(a, read))
             else:
                 refs.append(a)
         return tuple(refs)
 
-    def _may_wait(self, t: torch.Tensor, address: int) -> bool:
-        """Whether the memory is that of a value, so that nobody has to be asked what the tensor is."""
-        if address not in self._made:
-            storage = self.ledger.storages.get(address)
-            if storage is None or not storage.values:
-                return False
-        return id(t) not in self.ledger.objects
+    def _place(self, t: torch.Tensor) -> Place | None:
+        """Where a tensor lies, if that is the memory of a value, so that nobody has to be asked what it is."""
+        storage = self.ledger.storages.get(t.untyped_storage()._cdata)
+        if storage is None or not (storage.values or storage.key in self._made) or id(t) in self.ledger.objects:
+            return None
+        return storage, geometry(t)
 
-    def _value(self, t: torch.Tensor, address: int) -> int:
+    def _value(self, t: torch.Tensor) -> int:
         """The value of a tensor now; what made its memory comes first."""
-        if address in self._made:
+        storage = self.ledger.storage(t)
+        if storage is not None and storage.key in self._made:
             self.settle()
         return self.ledger.value(t)
 
+    def _lay(self, out: Any) -> list[tuple[Storage, Geometry, dict[str, Any]]] | None:
+        """Where each tensor lies that an operation made, and its number; None where it is no plain tensor."""
+        made: list[tuple[Storage, Geometry, dict[str, Any]]] = []
+        for t in (out,) if isinstance(out, torch.Tensor) else out if type(out) in (list, tuple) else (None,):
+            if type(t) is torch.Tensor and t.layout is torch.strided:
+                storage = self.ledger.storage_at(t, t.untyped_storage()._cdata)
+                self._made.add(storage.key)
+                made.append((storage, geometry(t), number_of(t) if t.numel() == 1 else {}))
+            elif type(t) is not int:
+                return None
+        return made
+
+    def _hold(self, waiting: Waiting, out: Any) -> None:
+        """Keep a result of the residual stream; of those that wait only as many as `Measures` holds."""
+        first = self.measures.of_stream(out)
+        if first is None:
+            return
+        waiting.stream = first
+        self._stream.append(waiting)
+        if len(self._stream) > STREAM:
+            self._stream.popleft().stream = None
+
     def settle(self) -> None:
         """Find the values of all that waits, in the order in which it ran."""
-        if not self._waiting:
-            return
         waiting, self._waiting = self._waiting, []
         self._made.clear()
-        self._bytes = 0
-        with torch.no_grad():
-            for w in waiting:
-                self._swapped = self._swapped or _elsewhere(w)
-                if self._swapped:  # what is there now must not be read: it may be gone
-                    return
-                self._settle(w)
+        self._stream.clear()
+        for w in waiting:
+            self._settle(w)
 
     def _settle(self, w: Waiting) -> None:
-        values: list[int] = []
+        ledger = self.ledger
         for ref in w.read:
             if type(ref.value) is not int:
-                ref.value = self.ledger.value(ref.value)
-            values.append(ref.value)
+                ref.value = ledger.value_at(*ref.value)
+        read = [ref.value for ref in w.read]
         self.write_down_implied()
-        if len(w.places) > len(w.read):
-            outputs = self._plain_output(w.schema, values, w.out)
+        if w.made is None:
+            outputs = self._outputs(w.schema, read, w.seen[1] if w.seen else None, ())
+        elif all(storage.fresh(g) in read for storage, g, _ in w.made):
+            return  # a pure alias: detach, alias, lift_fresh, expand to the same shape
         else:
-            outputs = self._outputs(w.schema, values, w.out, ())
-        if outputs:
-            self.write_down(
-                Record(w.schema, w.refs, w.named, outputs, w.where, w.recorded, w.sequence, w.ordinal), w.args, w.out
+            origin, varying = self._came_from(w.schema, read)
+            outputs = tuple(
+                [ledger.fresh(storage, g, origin, varying, {} if varying else facts) for storage, g, facts in w.made]
             )
-
-    def _plain_output(self, schema: Schema, read: list[int], out: torch.Tensor) -> tuple[int, ...]:
-        """`_outputs` of an operation that made one plain tensor, or a view: by far the most."""
-        ledger = self.ledger
-        storage, g = ledger.place(out)
-        if storage is None or (storage.values and storage.fresh(g) in read):
-            return ()  # a pure alias: detach, alias, lift_fresh, expand to the same shape
-        origin, varying = self._came_from(schema, read)
-        value = ledger.fresh(storage, g, origin, varying, {} if varying else number_of(out))
-        return (value,)
-
-
-def _elsewhere(w: Waiting) -> bool:
-    """Whether a tensor of an operation that waits lies elsewhere by now."""
-    places = w.places
-    for i, ref in enumerate(w.read):
-        place = places[i]
-        if place is not None and _place(ref.value) != place:
-            return True
-    return len(places) > len(w.read) and _place(w.out) != places[-1]
+        if not outputs:
+            return
+        record = Record(w.schema, w.refs, w.named, outputs, w.where, w.recorded, w.sequence, w.ordinal)
+        if w.seen is not None:
+            with torch.no_grad():
+                self.write_down(record, *w.seen)
+            return
+        self.records.append(record)
+        if w.stream is not None:
+            self.measures.flow(outputs[0], w.stream)

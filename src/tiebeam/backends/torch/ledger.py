@@ -119,10 +119,13 @@ class Ledger:
             raw = t.untyped_storage()
         except (NotImplementedError, RuntimeError, ValueError):  # sparse, nested, opaque, not yet materialised
             return None
-        address = raw._cdata
+        return self.storage_at(t, raw._cdata)
+
+    def storage_at(self, t: torch.Tensor, address: int) -> Storage:
+        """The storage of a tensor that is known to have this one."""
         found = self.storages.get(address)
         if found is None:
-            found = self.storages[address] = Storage(len(self.storages), StorageWeakRef(raw))
+            found = self.storages[address] = Storage(len(self.storages), StorageWeakRef(t.untyped_storage()))
         return found
 
     def add(self, g: Geometry, origin: Origin, **facts: Any) -> int:
@@ -145,14 +148,19 @@ class Ledger:
             names = self.names.of(t) or self.names.look_again(t)
             if names or not storage.values:
                 return self._leaf(t, storage, names)
-        if known is not None:
-            return known
         if storage.values:
-            return self._renewed(storage, g) if g in storage.values else self._derived(storage, g)
+            return self.value_at(storage, g)
         names = self.names.of(t)
         if not names and t.ndim >= 2 and not isinstance(t, torch.nn.Parameter):
             names = self.names.look_again(t)
         return self._leaf(t, storage, names)
+
+    def value_at(self, storage: Storage, g: Geometry) -> int:
+        """Id of the value that lies there now, in memory that holds some."""
+        known = storage.fresh(g)
+        if known is not None:
+            return known
+        return self._renewed(storage, g) if g in storage.values else self._derived(storage, g)
 
     def place(self, t: torch.Tensor) -> tuple[Storage | None, Geometry]:
         """Where a tensor lies."""

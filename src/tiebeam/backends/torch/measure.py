@@ -70,9 +70,27 @@ class Measures:
                 written = first.untyped_storage()._cdata
                 kept = [(v, t) for v, t in self._stream if t.untyped_storage()._cdata != written]
                 self._stream = deque(kept, maxlen=STREAM)
-            self._stream.append((outputs[0], first))
+            self.flow(outputs[0], first)
         if self.logits:
             self._follow(refs, first, outputs[0])
+
+    def concerns(self, schema: Schema, args: Any, out: Any) -> bool:
+        """Whether `after` may have to look at an operation's tensors, the residual stream aside."""
+        name = schema.name
+        if self.logits or name in GATHERS or name == "scatter":
+            return True
+        return name in PRODUCTS and isinstance(out, torch.Tensor) and self._may_be_role(args, out)
+
+    def of_stream(self, out: Any) -> torch.Tensor | None:
+        """The tensor of the residual stream that an operation made, if any."""
+        first = out if isinstance(out, torch.Tensor) else out[0] if isinstance(out, tuple) and out else None
+        if first is None or first.numel() != self._numel or first.ndim < 2 or not first.is_floating_point():
+            return None
+        return first if _real(first) else None
+
+    def flow(self, value: int, t: torch.Tensor) -> None:
+        """The residual stream goes on to `t`."""
+        self._stream.append((value, t))
 
     def _gathered(self, schema: Schema, args: Any, refs: Any, out: torch.Tensor, value: int) -> None:
         table = args[0]
@@ -97,16 +115,14 @@ class Measures:
         self._stream.clear()  # of another sequence
 
     def _product(self, index: int, args: Any, refs: Any, out: torch.Tensor, value: int) -> None:
+        if not self._may_be_role(args, out):
+            return
         operands = [(a, r.value) for a, r in zip(args, refs, strict=True) if isinstance(a, torch.Tensor)]
         over = operands[0][0].shape[-1:]
         if self._rows is None and self._vocabs.intersection(over) and over != out.shape[-1:]:
             self.rms[value] = rms(out)  # a one-hot matrix times the table: a lookup
             self._hold(out)
-        sizes = set(out.shape)
-        big = max(self._vocabs, default=0) * 0.5
-        if not self._vocabs or not (
-            sizes & self._vocabs or max(sizes, default=0) >= big or any(self._of_a_table(a) for a in args)
-        ):
+        if not self._may_read_out(args, out):
             return
         hidden = [
             (a, v) for a, v in operands if not set(a.shape) & self._vocabs and not self._of_a_table(a)
@@ -118,6 +134,17 @@ class Measures:
         if self.logits:
             self._descends.add(value)
             self.logit_std.setdefault(value, std(out))
+
+    def _may_be_role(self, args: Any, out: torch.Tensor) -> bool:
+        """Whether a product may look rows up (then one operand is as wide as a vocabulary) or read out."""
+        return bool(self._vocabs) and (self._rows is None or self._may_read_out(args, out))
+
+    def _may_read_out(self, args: Any, out: torch.Tensor) -> bool:
+        sizes = set(out.shape)
+        big = max(self._vocabs, default=0) * 0.5
+        return bool(
+            sizes & self._vocabs or max(sizes, default=0) >= big or any(self._of_a_table(a) for a in args)
+        )
 
     def _of_a_table(self, a: Any) -> bool:
         """Whether an operand is a piece of a table that was looked up."""

@@ -14,7 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tiebeam.backends.protocol import RefusedError
-from tiebeam.backends.torch.batch import BatchRecorder, SwappedError
+from tiebeam.backends.torch.batch import BatchRecorder
 from tiebeam.backends.torch.containers import rebuilt, tensors_of
 from tiebeam.backends.torch.keep import Keeper
 from tiebeam.backends.torch.ledger import Ledger
@@ -34,14 +34,12 @@ class How:
     """How a pass is run.
 
     Attributes:
-        batch: What operations read and made is settled in batches.
         drop: Keep nothing for a backward pass.
         grad: Record gradients whatever the caller's mode.
         compiler: The compiler was loaded before the pass, so that it is told to stay out.
         fill: What a float that nobody knows is on meta.
     """
 
-    batch: bool = True
     drop: bool = True
     grad: bool = True
     compiler: bool = False
@@ -121,8 +119,6 @@ class _MadeUpError(RefusedError):
 
 def _otherwise(how: How, refused: RefusedError) -> How | None:
     """What to do next without of all that tells a pass from a plain call; None where nothing is left."""
-    if isinstance(refused, SwappedError):
-        return replace(how, batch=False)
     if isinstance(refused, _MadeUpError) and math.isnan(how.fill):
         return replace(how, fill=0.0)
     why = refused.__cause__
@@ -162,7 +158,7 @@ def _trace(
     if meta:
         recorder = MetaRecorder(ledger, measures, keeper, fake=fake, fill=how.fill, other=other)
     else:  # parameters that come and go are looked at while they are there
-        recorder = (BatchRecorder if how.batch and keeper.steady else Recorder)(ledger, measures, keeper)
+        recorder = (BatchRecorder if keeper.steady else Recorder)(ledger, measures, keeper)
     recorder.autograd = not any(isinstance(m, torch.jit.ScriptModule) for m in modules)
     inputs = []
     for t in given:
