@@ -142,9 +142,7 @@ class Measures:
     def _may_read_out(self, args: Any, out: torch.Tensor) -> bool:
         sizes = set(out.shape)
         big = max(self._vocabs, default=0) * 0.5
-        return bool(
-            sizes & self._vocabs or max(sizes, default=0) >= big or any(self._of_a_table(a) for a in args)
-        )
+        return bool(sizes & self._vocabs or max(sizes, default=0) >= big or any(self._of_a_table(a) for a in args))
 
     def _of_a_table(self, a: Any) -> bool:
         """Whether an operand is a piece of a table that was looked up."""
