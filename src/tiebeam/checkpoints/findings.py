@@ -73,8 +73,7 @@ def _two_ends(facts: Facts) -> Iterator[Finding]:
             "tied-file-differs", "error", readout.name,
             f"{_who_ties(facts)}, and the file holds two different matrices, '{table.name}' and "
             f"'{readout.name}'{_apart(facts)}: which of them counts depends on the loader, the other is lost",
-            hint="decide which counts: tiebeam checkpoint PATH --fix --out DIR --on-conflict untie (or embedding, "
-            "readout, mean)",
+            hint=_mended(facts, "decide which counts", "--on-conflict untie (or embedding, readout, mean)"),
         )  # fmt: skip
     elif facts.state == "different":
         yield Finding("untied", "info", readout.name, f"'{table.name}' and '{readout.name}' are two tables")
@@ -104,7 +103,7 @@ def _alike(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "redundant-readout", "info", readout.name,
             f"'{readout.name}' is '{table.name}' {how}: {readout.nbytes:,} bytes that a tied model does not need",
-            hint="drop it: tiebeam checkpoint PATH --fix --out DIR",
+            hint=_mended(facts, "drop it"),
         )  # fmt: skip
         return
     if facts.one_storage and facts.tying.declared is not False:
@@ -114,7 +113,7 @@ def _alike(facts: Facts) -> Iterator[Finding]:
         "equal-not-declared", "warning", readout.name,
         f"'{readout.name}' is '{table.name}' {how}, and {said}: a loader makes two of them, {readout.nbytes:,} bytes "
         "more, and training lets them drift apart",
-        hint="tie them, flag and file: tiebeam checkpoint PATH --fix --out DIR --tie",
+        hint=_mended(facts, "tie them, flag and file", "--tie"),
     )  # fmt: skip
 
 
@@ -136,7 +135,7 @@ def _one_end(facts: Facts) -> Iterator[Finding]:
             f"{facts.tying.why}; other runtimes, and {older}, may refuse the file",
         )  # fmt: skip
         return
-    if facts.aliases or facts.tying.effective is True:
+    if facts.tying.effective is True or (facts.aliases and facts.tying.effective is None):
         return
     if facts.backbone:
         yield Finding(
@@ -147,8 +146,15 @@ def _one_end(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "readout-missing", "error" if sure else "warning", table.name,
         f"the file has no readout, and {said}: a loader that builds one leaves it at random values or zero",
-        hint="if it is a tied checkpoint, say so in the config: tiebeam checkpoint PATH --fix --out DIR --tie",
+        hint=_mended(facts, "if it is a tied checkpoint, say so in the config", "--tie"),
     )  # fmt: skip
+
+
+def _mended(facts: Facts, what: str, *options: str) -> str:
+    """What to do, with the command where it is one that does it."""
+    if facts.archive.format != "safetensors" or not facts.archive.has_values:
+        return f"{what}; --fix writes safetensors alone" if facts.archive.has_values else what
+    return f"{what}: {' '.join(('tiebeam checkpoint PATH --fix --out DIR', *options))}"
 
 
 def _lately(facts: Facts) -> bool:
@@ -198,7 +204,7 @@ def _config(facts: Facts) -> Iterator[Finding]:
 
 def _vocabulary(facts: Facts) -> Iterator[Finding]:
     table, vocab = facts.table, facts.vocab
-    if table is None or table.shape is None or vocab is None or len(table.shape) != 2:
+    if table is None or table.shape is None or vocab is None or vocab < 1 or len(table.shape) != 2:
         return
     rows = table.shape[0]
     if vocab in table.shape:
