@@ -66,13 +66,9 @@ def judge(archive: Archive, table: str | None = None, readout: str | None = None
     Raises:
         CheckpointError: A name that was given is not in the file, or values end before their header says.
     """
-    tying = _tying(archive)
-    vocab = declare(archive.config).vocab if archive.config is not None else None
-    roles = _named(find_roles(archive.entries, tying.family, vocab), archive, table, readout)
-    if roles.table is None and len(roles.readouts) == 1:
-        alone = roles.readouts[0]
-        if tying.effective is True or aliases(archive.metadata, archive.entries, alone):
-            roles = Roles(tables=roles.readouts)  # a tied file keeps one name, and this one kept the readout's
+    tying = tying_in(archive)
+    vocab = _vocab(archive)
+    roles = roles_in(archive, tying, table, readout)
     lookup = archive.entries[roles.table] if roles.table else None
     head = archive.entries[roles.readout] if roles.readout else None
     names = aliases(archive.metadata, archive.entries, roles.table)
@@ -87,7 +83,22 @@ def judge(archive: Archive, table: str | None = None, readout: str | None = None
     )  # fmt: skip
 
 
-def _tying(archive: Archive) -> Tying:
+def roles_in(archive: Archive, tying: Tying, table: str | None = None, readout: str | None = None) -> Roles:
+    """Table and readout of a file, by names and shapes; names that are given count before all others."""
+    roles = _named(find_roles(archive.entries, tying.family, _vocab(archive)), archive, table, readout)
+    if roles.table is None and len(roles.readouts) == 1:
+        alone = roles.readouts[0]
+        if tying.effective is True or aliases(archive.metadata, archive.entries, alone):
+            return Roles(tables=roles.readouts)  # a tied file keeps one name, and this one kept the readout's
+    return roles
+
+
+def _vocab(archive: Archive) -> int | None:
+    return declare(archive.config).vocab if archive.config is not None else None
+
+
+def tying_in(archive: Archive) -> Tying:
+    """What config and file say of the tie."""
     if archive.format == "gguf":
         return _of_gguf(archive)
     said = tying_of(archive.config)

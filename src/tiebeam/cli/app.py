@@ -247,7 +247,7 @@ def advise_command(
         str | None,
         typer.Argument(
             metavar="[TARGET]",
-            help="A folder or file with a config, safetensors or an index, a model type such as gpt2, or hf:org/name.",
+            help="A config, weights in any format that checkpoint reads, a folder, a model type, or hf:org/name.",
             show_default=False,
         ),
     ] = None,
