@@ -24,7 +24,7 @@ from tiebeam.cli.targets import resolve
 from tiebeam.core.report import Finding, Report
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-COMMANDS = ("inspect", "measure", "advise", "init", "demo")
+COMMANDS = ("inspect", "measure", "sensitivity", "advise", "init", "checkpoint", "demo")
 
 
 def process(*args: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
