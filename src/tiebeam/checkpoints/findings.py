@@ -1,6 +1,7 @@
 """Findings on a checkpoint: where file, config and family say different things of one table."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tiebeam.checkpoints.declared import FLAG, declare
 from tiebeam.checkpoints.judging import Facts
@@ -22,7 +23,7 @@ _SHOWN = 4
 def checkpoint_findings(facts: Facts) -> tuple[Finding, ...]:
     """All findings, the most severe first."""
     found = [*_files(facts), *_roles(facts), *_two_ends(facts), *_one_end(facts), *_config(facts), *_vocabulary(facts)]
-    return in_order([*found, *_adapter(facts)])
+    return in_order([_possible(facts, f) for f in (*found, *_adapter(facts))])
 
 
 def _files(facts: Facts) -> Iterator[Finding]:
@@ -73,7 +74,8 @@ def _two_ends(facts: Facts) -> Iterator[Finding]:
             "tied-file-differs", "error", readout.name,
             f"{_who_ties(facts)}, and the file holds two different matrices, '{table.name}' and "
             f"'{readout.name}'{_apart(facts)}: which of them counts depends on the loader, the other is lost",
-            hint=_mended(facts, "decide which counts", "--on-conflict untie (or embedding, readout, mean)"),
+            hint="decide which counts: tiebeam checkpoint PATH --fix --out DIR --on-conflict untie (or embedding, "
+            "readout, mean)",
         )  # fmt: skip
     elif facts.state == "different":
         yield Finding("untied", "info", readout.name, f"'{table.name}' and '{readout.name}' are two tables")
@@ -103,7 +105,7 @@ def _alike(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "redundant-readout", "info", readout.name,
             f"'{readout.name}' is '{table.name}' {how}: {readout.nbytes:,} bytes that a tied model does not need",
-            hint=_mended(facts, "drop it"),
+            hint="drop it: tiebeam checkpoint PATH --fix --out DIR",
         )  # fmt: skip
         return
     if facts.one_storage and facts.tying.declared is not False:
@@ -113,7 +115,7 @@ def _alike(facts: Facts) -> Iterator[Finding]:
         "equal-not-declared", "warning", readout.name,
         f"'{readout.name}' is '{table.name}' {how}, and {said}: a loader makes two of them, {readout.nbytes:,} bytes "
         "more, and training lets them drift apart",
-        hint=_mended(facts, "tie them, flag and file", "--tie"),
+        hint="tie them, flag and file: tiebeam checkpoint PATH --fix --out DIR --tie",
     )  # fmt: skip
 
 
@@ -146,15 +148,17 @@ def _one_end(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "readout-missing", "error" if sure else "warning", table.name,
         f"the file has no readout, and {said}: a loader that builds one leaves it at random values or zero",
-        hint=_mended(facts, "if it is a tied checkpoint, say so in the config", "--tie"),
+        hint="if it is a tied checkpoint, say so in the config: tiebeam checkpoint PATH --fix --out DIR --tie",
     )  # fmt: skip
 
 
-def _mended(facts: Facts, what: str, *options: str) -> str:
-    """What to do, with the command where it is one that does it."""
-    if facts.archive.format != "safetensors" or not facts.archive.has_values:
-        return f"{what}; --fix writes safetensors alone" if facts.archive.has_values else what
-    return f"{what}: {' '.join(('tiebeam checkpoint PATH --fix --out DIR', *options))}"
+def _possible(facts: Facts, finding: Finding) -> Finding:
+    """The finding, its hint without a command that would refuse the file."""
+    what, command, _ = finding.hint.partition(": tiebeam checkpoint PATH --fix")
+    if not command or (facts.archive.format == "safetensors" and facts.archive.has_values):
+        return finding
+    why = f"; --fix mends safetensors alone, not {facts.archive.format}" if facts.archive.has_values else ""
+    return replace(finding, hint=what + why)
 
 
 def _lately(facts: Facts) -> bool:
