@@ -14,7 +14,7 @@ from typing import Protocol
 SEVERITIES = ("error", "warning", "info")
 MARK = "<!-- below: written by the tests, pytest tests/docs --update-pages -->"
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "tiebeam"
-COMMANDS = ("inspect", "measure", "advise", "init", "checkpoint", "demo", "experiment")
+COMMANDS = ("inspect", "measure", "sensitivity", "advise", "init", "checkpoint", "demo", "experiment")
 PARTS = {"experiment": ("list", "run", "show", "plot", "export")}
 """Commands that are made of commands."""
 HELP_WIDTH = "100"

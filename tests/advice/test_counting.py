@@ -7,18 +7,20 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
 from tests.checkpoints.tiny import tiny
+from tests.checkpoints.writing import gguf
 from tests.cli.conftest import Run
 from torch import nn
 
 import tiebeam
 from tiebeam.core.advice import Advice
 from tiebeam.core.evidence import PRACTICE
-from tiebeam.errors import RangeError, TargetError, TiebeamError
+from tiebeam.errors import CheckpointError, RangeError, TargetError, TiebeamError
 
 TINY = {
     "model_type": "llama", "vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -135,7 +137,7 @@ def test_safetensors_are_counted_by_their_headers(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="holds no table"):
         tiebeam.advise(weights(tmp_path / "d.safetensors", body=(5, 5)))
     (tmp_path / "e.safetensors").write_bytes(b"\xff" * 64)
-    with pytest.raises(TargetError, match="cannot be read as safetensors"):
+    with pytest.raises(CheckpointError, match="no safetensors file"):
         tiebeam.advise(tmp_path / "e.safetensors")
 
 
@@ -163,20 +165,51 @@ def test_an_index_is_counted_by_its_files_its_config_or_its_bytes(tmp_path: Path
 def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"embed.weight": name}}))
-    with pytest.raises(TargetError, match="outside its folder"):
+    with pytest.raises(CheckpointError, match="outside its folder"):
         tiebeam.advise(index)
 
 
 def test_what_is_no_target_is_refused_with_what_would_be_one(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    (tmp_path / "empty").mkdir()
     for target, complaint in (
         (tmp_path / "none.json", "there is no file"),
-        (tmp_path, "says nothing of a model"),
-        (tmp_path / "x.gguf", "no file that tiebeam counts"),
+        (tmp_path / "empty", "holds no file of weights"),
+        (tmp_path / "x.gguf", "no sound GGUF file"),
         ("gtp2", "did you mean 'gpt2'"),
     ):
-        with pytest.raises(TargetError, match=complaint):
+        with pytest.raises((CheckpointError, TargetError), match=complaint):
             tiebeam.advise(target)
+
+
+def test_weights_of_every_format_are_counted_by_their_headers(tmp_path: Path, shared: Path) -> None:
+    """They were turned away by their suffix."""
+    rows = np.ones((10, 4), np.float32)
+    ends = {"embedding": rows, "out_w": rows.T.copy(), "body": np.ones((5, 5), np.float32)}
+    np.savez(tmp_path / "m.npz", **ends)
+    with h5py.File(tmp_path / "m.weights.h5", "w") as file:
+        for name, array in ends.items():
+            file[f"layers/{name}/vars/0"] = array
+    for name in ("m.npz", "m.weights.h5"):
+        found = tiebeam.advise(tmp_path / name)
+        assert (found.counted.now, found.counted.vocab, found.untied, found.tied) == ("untied", 10, 105, 65)
+    table = torch.ones(10, 4)
+    torch.save({"model": {"wte.weight": table, "lm_head.weight": table, "w": torch.ones(5, 5)}}, tmp_path / "m.pt")
+    one = tiebeam.advise(tmp_path / "m.pt")
+    assert (one.counted.now, one.tied, one.untied) == ("tied", 65, 105)
+    gguf(tmp_path / "m.gguf", {"token_embd.weight": (8, (10, 32), bytes(10 * 34)), "w": (0, (5, 5), bytes(100))})
+    assert (tiebeam.advise(tmp_path / "m.gguf").tied, tiebeam.advise(tmp_path / "m.gguf").counted.now) == (345, "tied")
+    real = tiebeam.advise(shared / "data/checkpoints/stories260K/stories260K.bin")
+    assert (real.counted.vocab, real.counted.width, real.counted.now) == (512, 64, "tied")
+    assert real.tied == 264_128
+    g2p = tiebeam.advise(shared / "data/checkpoints/g2p-en/checkpoint20.npz")
+    assert (g2p.untied, g2p.saved, g2p.counted.now) == (834_890, 74 * 256, "untied")
+
+
+def test_of_two_tables_that_cannot_tie_the_readouts_size_counts(tmp_path: Path, shared: Path) -> None:
+    found = tiebeam.advise(shared / "data/checkpoints/textgenrnn/textgenrnn_weights.hdf5")
+    assert (found.verdict, found.untied, found.counted.other) == ("cannot tie", 462_717, 465 * 100)
+    assert (found.counted.vocab, found.counted.width) == (465, 356)
 
 
 HOSTILE: dict[str, dict[str, Any]] = {

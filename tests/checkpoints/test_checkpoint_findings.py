@@ -6,6 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from tests.checkpoints.checkpoint_findings_examples import FIRES, SILENT, Make
+from tests.checkpoints.writing import gguf
 
 from tiebeam.checkpoints import inspect
 from tiebeam.core.checkpoint import CheckpointReport
@@ -31,6 +32,14 @@ def test_a_finding_fires(code: str, make: Make, tmp_path: Path) -> None:
         assert finding.severity == "info" or finding.hint
         assert finding.message
         assert not finding.message.endswith(".")
+
+
+def test_no_hint_names_a_command_that_would_refuse_the_file(tmp_path: Path) -> None:
+    rows = (0, (64, 8), bytes(2048))
+    found = inspect(gguf(tmp_path / "m.gguf", {"token_embd.weight": rows, "output.weight": rows})).findings
+    assert [f.code for f in found] == ["equal-not-declared"]
+    assert "--fix mends safetensors alone" in found[0].hint
+    assert "tiebeam checkpoint" not in found[0].hint
 
 
 @pytest.mark.parametrize(("code", "make"), CASES)

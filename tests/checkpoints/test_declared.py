@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checkpoints.tiny import GROUPED, TEXT, tiny
 
@@ -206,6 +206,7 @@ def test_a_key_that_is_no_valid_pattern_is_taken_as_a_name() -> None:
     assert declare({}, {"a[.weight": "b.weight"}).names("a[.weight", "b.weight")
 
 
+@settings(max_examples=40)
 @given(
     st.dictionaries(
         st.sampled_from(["tie_word_embeddings", "vocab_size", "text_config", "x"]),

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +120,71 @@ def test_of_two_alike_the_rounded_or_cut_one_goes(tmp_path: Path) -> None:
     half = made(tmp_path, {TABLE: E.astype(np.float16), READOUT: E}, TIED)
     assert fix(half, tmp_path / "a").bytes_saved == E.nbytes // 2
     assert np.array_equal(held(tmp_path / "a")[TABLE], E)
-    longer = folder(tmp_path / "n", {TABLE: E[:60], READOUT: E, **BODY}, {**TIED, "vocab_size": 60})
-    fix(longer, tmp_path / "b")
-    assert held(tmp_path / "b")[TABLE].shape == E.shape
+    for vocab, turned in ((64, False), (64, True), (60, False)):
+        source, out = tmp_path / f"n{vocab}{turned}", tmp_path / f"b{vocab}{turned}"
+        readout = E.T.copy() if turned else E
+        fix(folder(source, {TABLE: E[:60], READOUT: readout, **BODY}, {**TIED, "vocab_size": vocab}), out)
+        assert np.array_equal(held(out)[TABLE], E[:vocab])  # rows beyond the vocabulary are the readout's padding
+
+
+@pytest.mark.parametrize(
+    ("readout", "choice", "complaint"),
+    [
+        (table(72, 8, seed=1), "mean", "have no mean"),
+        (table(64, 6, seed=1), "readout", "cannot take the place"),
+        (np.ones((64, 8), np.int8), "mean", "could not be judged"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_would(tmp_path: Path, readout: Array, choice: Any, complaint: str) -> None:
+    path = made(tmp_path, {TABLE: E, READOUT: readout}, TIED)
+    for dry in (True, False):
+        with pytest.raises(CheckpointError, match=complaint):
+            fix(path, tmp_path / "out", on_conflict=choice, dry_run=dry)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_taller_readout_that_lies_the_other_way_is_turned(tmp_path: Path) -> None:
+    taller = table(72, 8, seed=1)
+    fix(made(tmp_path, {TABLE: E, READOUT: taller.T.copy()}, TIED), tmp_path / "out", on_conflict="readout")
+    assert np.array_equal(held(tmp_path / "out")[TABLE], taller)
+
+
+def test_a_quantised_readout_goes_with_its_scales_and_none_stands_in_for_the_table(tmp_path: Path) -> None:
+    """Its scales were left behind; and its integers were written beside the table's scales."""
+    whole, scale = np.arange(512, dtype=np.int8).reshape(64, 8), E[:, 0].copy()
+    names = {TABLE: whole, "model.embed_tokens.SCB": scale, READOUT: whole, "lm_head.SCB": scale}
+    done = fix(made(tmp_path, names, TIED), tmp_path / "out")
+    assert set(held(tmp_path / "out")) == {TABLE, "model.embed_tokens.SCB", *BODY}
+    assert (done.beside, done.bytes_saved) == (("lm_head.SCB",), whole.nbytes + scale.nbytes)
+    with pytest.raises(CheckpointError, match="is quantised"):
+        fix(tmp_path / "out", tmp_path / "two", tie=False)
+    other = made(tmp_path, {**names, READOUT: whole[::-1].copy()}, TIED)
+    with pytest.raises(CheckpointError, match=r"lm_head\.SCB beside"):
+        fix(other, tmp_path / "two", on_conflict="readout")
+    assert not (tmp_path / "two").exists()
+
+
+def test_a_tie_that_nothing_would_say_is_refused(tmp_path: Path) -> None:
+    path = made(tmp_path, {TABLE: E}, None)
+    with pytest.raises(CheckpointError, match=r"nothing would say(.|\n)*--readout"):
+        fix(path, tmp_path / "out", tie=True, dry_run=True)
+    assert fix(path, tmp_path / "out", tie=True, readout="anything").alias == "anything"
+    assert inspect(tmp_path / "out").state == "omitted"
+
+
+def test_short_names_are_recorded_and_read_back(tmp_path: Path) -> None:
+    path = made(tmp_path, {"W_E": E, "W_U": E.T.copy()}, None)
+    fix(path, tmp_path / "out", tie=True)
+    assert inspect(tmp_path / "out").state == "omitted"
+
+
+def test_what_a_config_holds_goes_over_even_where_it_is_no_text(tmp_path: Path) -> None:
+    path = made(tmp_path, {TABLE: E, READOUT: E}, TIED)
+    deep = '{"a":' * 400 + "1" + "}" * 400
+    (path / "config.json").write_text(json.dumps(TIED)[:-1] + f', "half": "\\ud800", "big": 1e999, "deep": {deep}}}')
+    before = config_of(path)
+    fix(path, tmp_path / "out")
+    assert config_of(tmp_path / "out") == before
 
 
 def test_a_tied_checkpoint_whose_config_denies_it_gets_its_flag(tmp_path: Path) -> None:
@@ -244,6 +307,27 @@ def test_a_target_that_is_taken_or_cannot_be_made_is_refused(tmp_path: Path) -> 
     (tmp_path / "empty").mkdir()
     fix(path, tmp_path / "empty")
     assert inspect(tmp_path / "empty").state == "omitted"
+
+
+def test_a_target_whose_name_is_too_long_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        fix(made(tmp_path, {TABLE: E}, TIED), tmp_path / ("x" * 300), dry_run=True)
+
+
+def test_of_many_that_write_one_target_one_does(tmp_path: Path) -> None:
+    path = made(tmp_path, {TABLE: E, READOUT: OTHER}, TIED)
+
+    def one(choice: Any) -> bool:
+        try:
+            return fix(path, tmp_path / "out", on_conflict=choice).written
+        except CheckpointError:
+            return False
+
+    with ThreadPoolExecutor(8) as threads:
+        written = list(threads.map(one, ["embedding", "readout", "mean", "untie"] * 2))
+    assert sum(written) == 1
+    assert inspect(tmp_path / "out").state in ("omitted", "different")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m", "out"]
 
 
 def test_a_copy_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ import json
 import os
 import pickle
 import struct
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 from tests.checkpoints.writing import READOUT, TABLE, gguf, sharded, table
 
 from tiebeam.checkpoints import inspect, open_archive
+from tiebeam.checkpoints.formats import torch_pickle
 from tiebeam.errors import CheckpointError
 
 E = table()
@@ -86,9 +89,11 @@ def test_a_pickle_cannot_ask_for_more_objects_than_it_has_bytes(tmp_path: Path) 
         inspect(torch_zip(tmp_path / "m.pt", b"\x80\x02" + b"]" * 400_000 + b"."))
 
 
-def test_a_pickle_of_endless_opcodes_is_left(tmp_path: Path) -> None:
+def test_a_pickle_of_endless_opcodes_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 10**6 < torch_pickle.MOST_OPCODES < 10**7
+    monkeypatch.setattr(torch_pickle, "MOST_OPCODES", 20_000)
     with pytest.raises(CheckpointError, match="too long"):
-        inspect(torch_zip(tmp_path / "m.pt", b"\x80\x02" + b"N0" * 2_600_000 + b"N."))
+        inspect(torch_zip(tmp_path / "m.pt", b"\x80\x02" + b"N0" * 10_001 + b"N."))
 
 
 def test_a_tensor_that_reaches_beyond_its_storage_is_refused(tmp_path: Path) -> None:
@@ -100,6 +105,22 @@ def test_a_tensor_that_reaches_beyond_its_storage_is_refused(tmp_path: Path) -> 
             archive.writestr(name, data[:-4] if name.endswith("data/0") else data)
     with pytest.raises(CheckpointError, match="beyond its storage"):
         inspect(tmp_path / "short.pt")
+
+
+@pytest.mark.parametrize("key", [b"s.", b"\x86e.", b"\x8c\x01x\x93."], ids=["item", "pair", "global"])
+def test_tuples_in_tuples_do_not_end_the_process(tmp_path: Path, key: bytes) -> None:
+    """As a key, or the name of a global, they were hashed: a recursion in C without a bound."""
+    room = b"B" + struct.pack("<I", 2**21) + bytes(2**21) + b"0"
+    deep = room + b")" + b"\x85" * 200_000
+    start = {b"s.": b"}" + deep + b"N", b"\x86e.": b"ccollections\nOrderedDict\n(](" + deep + b"N"}
+    ends = {b"\x86e.": b"\x86etR."}
+    torch_zip(tmp_path / "m.pt", b"\x80\x04" + start.get(key, deep) + ends.get(key, key))
+    ask = "import sys; from tiebeam.checkpoints import inspect; print(inspect(sys.argv[1]).state)"
+    ran = subprocess.run(
+        [sys.executable, "-c", ask, str(tmp_path / "m.pt")], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode in (0, 1), ran.returncode
+    assert "no-table" in ran.stdout or "damaged" in ran.stderr
 
 
 def bomb(path: Path, name: str, size: int) -> Path:
@@ -118,7 +139,17 @@ def test_a_zip_bomb_is_refused_by_what_it_declares(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="too large to be what it says"):
         inspect(path)
     with pytest.raises(CheckpointError, match="too large to be what it says"):
-        open_archive(bomb(tmp_path / "m.npz", "a.npy", 64 * 2**20))
+        open_archive(zeros(tmp_path / "m.npz", 2**20)).entries["a"].values()
+
+
+def zeros(path: Path, rows: int) -> Path:
+    np.savez_compressed(path, a=np.zeros((rows, 16), np.float32), embedding=E)
+    return path
+
+
+def test_a_mask_that_nobody_asks_for_may_unpack_to_any_size(tmp_path: Path) -> None:
+    found = inspect(zeros(tmp_path / "m.npz", 2**16))
+    assert (found.table, found.tensors) == ("embedding", 2)
 
 
 def test_a_member_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
@@ -170,6 +201,23 @@ def test_a_truncated_file_is_refused(tmp_path: Path, format_: str, cut: int) -> 
 def test_python_objects_in_npz_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "m.npz", a=np.array([{}], object))
     with pytest.raises(CheckpointError, match="dtype that is not read"):
+        inspect(tmp_path / "m.npz")
+
+
+def test_words_and_another_byte_order_in_npz_stand_there_without_values(tmp_path: Path) -> None:
+    np.savez(tmp_path / "m.npz", embedding=E, words=np.array(["a"]), days=np.array(["2020-01-01"], "M8[D]"))
+    assert inspect(tmp_path / "m.npz").state == "no-readout"
+    np.savez(tmp_path / "m.npz", embedding=E, out_w=E.astype(">f4"))
+    assert inspect(tmp_path / "m.npz").state == "unknown"
+
+
+def test_a_directory_as_large_as_the_file_is_not_read(tmp_path: Path) -> None:
+    """It was, whole: a sparse file of two gigabytes took two gigabytes of memory."""
+    with (tmp_path / "m.npz").open("wb") as file:
+        file.write(b"PK\x03\x04" + bytes(26))
+        file.seek(2**26 + 30)
+        file.write(b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 1, 1, 2**26, 30, 0))
+    with pytest.raises(CheckpointError, match="directory is too large"):
         inspect(tmp_path / "m.npz")
 
 

@@ -74,6 +74,35 @@ def test_nan_in_both_is_equal_bits(tmp_path: Path) -> None:
     assert state(tmp_path, {TABLE: holes, READOUT: holes.copy()}) == "equal"
 
 
+@pytest.mark.parametrize("cast", [False, True])
+def test_numbers_that_are_equal_in_other_bits_are_equal(tmp_path: Path, cast: bool) -> None:
+    """NaN has many patterns of bits and zero two signs; a cast and some kernels choose others."""
+    odd = E.copy()
+    odd[3], odd[4] = np.nan, 0.0
+    other = odd.copy()
+    other[3] *= -1
+    if cast:
+        assert state(tmp_path, {TABLE: odd, READOUT: other.astype(np.float16)}) == "equal-after-cast"
+        return
+    other[4] = -0.0
+    found = inspect(folder(tmp_path / "m", {TABLE: odd, READOUT: other}, TIED))
+    assert found.state == "equal-after-cast"
+    assert any("signs of zero" in n for n in found.notes)
+
+
+def test_nan_where_the_other_end_has_numbers_is_a_difference(tmp_path: Path) -> None:
+    holes = E.copy()
+    holes[3], holes[4, 0] = np.nan, np.inf
+    gap = inspect(folder(tmp_path / "m", {TABLE: holes, READOUT: E}, TIED)).gap
+    assert gap is not None
+    assert (gap.rows_differing, gap.largest, gap.distance) == (2, np.inf, np.inf)
+
+
+def test_ends_of_no_dimension_can_differ(tmp_path: Path) -> None:
+    ends = {"embed_tokens.weight_q": np.ones((), np.float32), "lm_head.weight_q": np.zeros((), np.float32)}
+    assert state(tmp_path, ends) == "different"
+
+
 @pytest.mark.parametrize(
     ("config", "expected", "effective"),
     [
@@ -114,6 +143,30 @@ def test_an_alias_in_the_metadata_is_read_back(tmp_path: Path) -> None:
     found = inspect(path)
     assert found.state == "omitted"
     assert [f.code for f in found.findings] == ["alias-recorded"]
+
+
+def test_the_readouts_name_may_be_the_one_that_was_kept(tmp_path: Path) -> None:
+    """`safetensors.torch.save_model` keeps the name that sorts first."""
+    path = safetensors(tmp_path / "m.safetensors", {READOUT: E, **BODY}, {TABLE: READOUT})
+    assert (inspect(path).state, inspect(path).table) == ("omitted", READOUT)
+    denied = inspect(path, UNTIED)
+    assert "readout-missing" in {f.code for f in denied.findings if f.severity == "error"}
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ({TABLE: E, READOUT: table(seed=1)}, {"model.layers.1.w": "model.layers.0.w"}),
+        ({TABLE: E}, {"model.layers.1.w": "model.layers.0.w"}),
+        ({"shared.weight": E, READOUT: table(seed=1)}, {"encoder.embed_tokens.weight": "shared.weight"}),
+    ],
+)
+def test_other_storage_that_is_shared_is_no_tie(tmp_path: Path, held: dict[str, Array], said: dict[str, str]) -> None:
+    """An untied model with two layers of one weight was told that its file makes the two ends one."""
+    path = safetensors(tmp_path / "m.safetensors", {**held, "model.layers.0.w": table(8, 8)}, said)
+    found = inspect(path, {"model_type": "of_no_family", "tie_word_embeddings": False})
+    assert found.state == ("different" if READOUT in held else "no-readout")
+    assert {f.code for f in found.findings} == {"untied" if READOUT in held else "readout-missing"}
 
 
 def test_an_index_alone_has_names_and_no_values(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tests.checkpoints.tiny import GPT2
 from tests.cli.conftest import Run
 from typer.testing import CliRunner
@@ -24,7 +24,7 @@ from tiebeam.cli.targets import resolve
 from tiebeam.core.report import Finding, Report
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-COMMANDS = ("inspect", "measure", "advise", "init", "demo")
+COMMANDS = ("inspect", "measure", "sensitivity", "advise", "init", "checkpoint", "demo")
 
 
 def process(*args: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
@@ -56,30 +56,21 @@ def test_the_documentation_names_every_exit_code() -> None:
     assert all(f"\n| {code} | " in page for code in (0, 1, 2, 130))
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        (),
-        ("--help",),
-        ("inspect", "--help"),
-        ("init", "-h"),
-        ("demo", "-h"),
-        ("experiment", "list"),
-        ("experiment", "run", "-h"),
-        ("--version",),
-    ],
-)
-def test_help_and_version_load_no_framework(args: tuple[str, ...]) -> None:
+def test_help_and_version_load_no_framework() -> None:
+    asked = [[c, "--help"] for c in COMMANDS]
+    asked += [[], ["-h"], ["experiment", "list"], ["experiment", "run", "-h"], ["--version"]]
     code = (
-        "import sys\nfrom tiebeam.cli import main\n"
-        "try:\n    main(sys.argv[1:])\n"
-        "except SystemExit as e:\n"
-        "    heavy = {'torch', 'jax', 'keras', 'transformers', 'tokenizers', 'huggingface_hub'}\n"
-        "    print('loaded', sorted(heavy & set(sys.modules)), e.code, file=sys.stderr)\n"
+        "import json, sys\nfrom tiebeam.cli import main\n"
+        "heavy = {'torch', 'jax', 'keras', 'transformers', 'tokenizers', 'huggingface_hub'}\n"
+        "for args in json.loads(sys.argv[1]):\n"
+        "    try:\n        main(args)\n"
+        "    except SystemExit:\n"
+        "        print(json.dumps([args, sorted(heavy & set(sys.modules))]), file=sys.stderr)\n"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=True, env=env)
-    assert done.stderr.splitlines()[-1].startswith("loaded [] ")
+    command = [sys.executable, "-c", code, json.dumps(asked)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    assert [json.loads(line) for line in done.stderr.splitlines() if line.startswith("[[")] == [[a, []] for a in asked]
 
 
 def test_the_version_is_the_packages(run: Run) -> None:
@@ -210,18 +201,18 @@ def test_a_device_is_written_to_and_stays() -> None:
     assert Path(os.devnull).is_char_device()
 
 
-@pytest.mark.slow
-def test_a_report_to_standard_output_goes_there_also_where_that_is_appended_to_a_file(models: Path) -> None:
-    args = ["inspect", "lm:build_with_inputs", "-o", "/dev/stdout", "--format", "markdown"]
-    assert process(*args, cwd=models).stdout.startswith("#")
+def test_a_report_to_standard_output_goes_there_also_where_that_is_appended_to_a_file(tmp_path: Path) -> None:
+    save_file({"wte.weight": torch.ones(8, 2)}, tmp_path / "m.safetensors")
+    args = ["checkpoint", "m.safetensors", "-o", "/dev/stdout", "--format", "markdown", "--fail-on", "never"]
+    assert process(*args, cwd=tmp_path).stdout.startswith("#")
     path = os.pathsep.join(p for p in sys.path if p)
-    (models / "log").write_text("before\n")
-    with (models / "log").open("a") as log:
+    (tmp_path / "log").write_text("before\n")
+    with (tmp_path / "log").open("a") as log:
         subprocess.run(
             [sys.executable, "-m", "tiebeam.cli", *args],
-            stdout=log, stderr=subprocess.PIPE, check=True, cwd=models, env={**os.environ, "PYTHONPATH": path},
+            stdout=log, stderr=subprocess.PIPE, check=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
-    assert (models / "log").read_text().startswith("before\n# ")
+    assert (tmp_path / "log").read_text().startswith("before\n# ")
 
 
 def test_inputs_are_made_where_a_function_gives_none(models: Path, run: Run) -> None:
@@ -292,16 +283,18 @@ def test_a_wrong_command_line_ends_with_2(run: Run, args: tuple[str, ...]) -> No
     assert run(*args).code == 2
 
 
-@pytest.mark.slow
-def test_exit_codes_reach_the_shell(models: Path) -> None:
+def test_exit_codes_reach_the_shell(tmp_path: Path) -> None:
+    """Of commands and targets that load no framework: a process with one costs seconds."""
+    save_file({"wte.weight": torch.ones(8, 2)}, tmp_path / "m.safetensors")
+    (tmp_path / "light.py").write_text("def interrupted():\n    raise KeyboardInterrupt\n")
     codes = {
-        "lm:build_with_inputs": 0,
-        "lm:mistake": 1,
-        "lm:broken": 2,
-        "lm:interrupted": 130,
+        ("checkpoint", "m.safetensors", "--fail-on", "error"): 0,
+        ("checkpoint", "m.safetensors"): 1,
+        ("inspect", "nowhere.json"): 2,
+        ("inspect", "light:interrupted"): 130,
     }
-    done = {target: process("inspect", target, cwd=models) for target in codes}
-    assert {target: d.returncode for target, d in done.items()} == codes
+    done = {args: process(*args, cwd=tmp_path) for args in codes}
+    assert {args: d.returncode for args, d in done.items()} == codes
     assert "Traceback" not in "".join(d.stderr for d in done.values())
 
 

@@ -79,6 +79,38 @@ def test_shards_are_judged_by_their_index_once(tmp_path: Path, capsys: pytest.Ca
     assert said == {str(index)}
 
 
+def test_what_training_leaves_beside_the_weights_is_nothing_to_it(tmp_path: Path) -> None:
+    """A folder of a Trainer failed on its random state, which names NumPy's own constructor."""
+    folder = checkpoint(tmp_path / "m", SOUND)
+    for name in ("optimizer.pt", "rng_state_0.pth", "scheduler.pt", "scaler.pt"):
+        (folder / name).write_bytes(b"\x80\x02cos\nsystem\n.")
+    assert main([str(folder)]) == 0
+
+
+def test_a_path_that_is_not_there_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = checkpoint(tmp_path / "m", SOUND)
+    assert main([str(folder), str(tmp_path / "modle")]) == 2
+    assert "modle' is not there" in capsys.readouterr().out
+
+
+def test_a_config_that_is_none_is_an_error_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ('{"a":' * 3000, "[]", '{"a": 1, "a": 2}', "\xff"):
+        (tmp_path / "config.json").write_text(text, "latin-1")
+        (tmp_path / "model.safetensors.index.json").write_text(text, "latin-1")
+        assert main([str(tmp_path / "config.json"), str(tmp_path)]) == 2
+    assert "has a key twice" in capsys.readouterr().out
+
+
+def test_what_is_printed_is_one_line_whatever_a_file_calls_its_tensors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_file({"a\n::error::x\x1b[31m.embed.weight": TABLE, "lm_head.weight": TABLE}, tmp_path / "m.safetensors")
+    assert main([str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [f"{tmp_path / 'm.safetensors'}", "  Hint"]
+    assert "\x1b" not in "".join(lines)
+
+
 def test_other_files_are_nothing_to_it() -> None:
     assert main([str(ROOT / "README.md"), str(ROOT / "tests" / "golden")]) == 0
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.checkpoints.tiny import GPT2
+from tests.cli.conftest import Run
 
 pytestmark = pytest.mark.slow
 
@@ -56,11 +57,27 @@ def endpoint() -> Iterator[str]:
     server.server_close()
 
 
+FETCH = "import sys; from tiebeam.cli.hub import config_file; print(config_file(sys.argv[1]))"
+
+
+def fetched(name: str, home: Path, **env: str) -> Path:
+    """The file that the client of a process of its own finds: it reads its settings when it is imported."""
+    done = process("-c", FETCH, name, home=home, **env)
+    assert done.returncode == 0, done.stderr
+    found = Path(done.stdout.strip())
+    assert found.read_bytes() == CONFIG
+    return found
+
+
 def inspect(name: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return process("-m", "tiebeam.cli", "inspect", f"hf:{name}", "--meta", "--format", "json", home=home, **env)
+
+
+def process(*args: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if "proxy" not in k.lower() and not k.startswith("HF_")}
     path = os.pathsep.join(p for p in sys.path if p)
     return subprocess.run(
-        [sys.executable, "-m", "tiebeam.cli", "inspect", f"hf:{name}", "--meta", "--format", "json"],
+        [sys.executable, *args],
         capture_output=True,
         text=True,
         check=False,
@@ -68,16 +85,22 @@ def inspect(name: str, home: Path, **env: str) -> subprocess.CompletedProcess[st
     )
 
 
-def test_a_repository_is_inspected_and_then_found_in_the_cache(endpoint: str, tmp_path: Path) -> None:
-    for env in ({"HF_ENDPOINT": endpoint}, {"HF_HUB_OFFLINE": "1"}):
-        done = inspect("tiny/gpt2", tmp_path, **env)
-        assert done.returncode == 0, done.stderr
-        report = json.loads(done.stdout)
-        assert (report["tables"][0]["vocab"], report["tables"][0]["width"]) == (96, 32)
+def test_what_was_fetched_is_found_in_the_cache_and_inspected(
+    endpoint: str, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fetched("tiny/gpt2", tmp_path, HF_ENDPOINT=endpoint)
+    assert fetched("tiny/gpt2", tmp_path, HF_HUB_OFFLINE="1") == first
+    assert fetched("tiny/gpt2", tmp_path, HF_ENDPOINT="http://127.0.0.1:9") == first  # where the hub does not answer
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    ran = run("inspect", "hf:tiny/gpt2", "--meta", "--format", "json")
+    assert ran.code == 0, ran.err
+    report = json.loads(ran.out)
+    assert (report["tables"][0]["vocab"], report["tables"][0]["width"]) == (96, 32)
 
 
 def test_a_revision_may_be_named(endpoint: str, tmp_path: Path) -> None:
-    assert inspect(f"tiny/gpt2@{COMMIT}", tmp_path, HF_ENDPOINT=endpoint).returncode == 0
+    assert fetched(f"tiny/gpt2@{COMMIT}", tmp_path, HF_ENDPOINT=endpoint).parent.name == COMMIT
 
 
 @pytest.mark.parametrize(
@@ -97,11 +120,6 @@ def test_without_the_hub_the_message_says_what_to_do(
     assert message in done.stderr
     assert done.stderr.startswith("TargetError: ")
     assert len(done.stderr.splitlines()) <= 4
-
-
-def test_a_config_in_the_cache_serves_where_the_hub_does_not_answer(endpoint: str, tmp_path: Path) -> None:
-    assert inspect("tiny/gpt2", tmp_path, HF_ENDPOINT=endpoint).returncode == 0
-    assert inspect("tiny/gpt2", tmp_path, HF_ENDPOINT="http://127.0.0.1:9").returncode == 0
 
 
 def test_an_unknown_repository_is_said_to_be_unknown(endpoint: str, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tests.cli.conftest import Run
 
 import tiebeam
 from tiebeam.cli.targets import resolve
+from tiebeam.reports.jsontext import portable
 from tiebeam.reports.measured import schema
 
 TEXT = "One table, read at both ends: as the lookup and as the readout. Zwölf Boxkämpfer!\n" * 3
@@ -61,6 +62,20 @@ def test_text_is_bytes_where_the_target_has_no_tokenizer_and_the_figures_are_tho
     ids = torch.tensor(list(TEXT.encode()[:32])).view(2, 16)
     same(json.loads(ran.out), tiebeam.measure(resolve("lm:build").model, ids))
     Draft202012Validator(schema()).validate(json.loads(ran.out))
+
+
+def test_what_few_bits_do_is_what_the_call_says(text: Path, run: Run) -> None:
+    size = ("--rows", "2", "--tokens", "16", "--group", "0")
+    ran = run("sensitivity", "lm:build", "-d", "text.txt", *size, "--bits", "8", "--bits", "4", "--format", "json")
+    ids = torch.tensor(list(TEXT.encode()[:32])).view(2, 16)
+    want = tiebeam.sensitivity(resolve("lm:build").model, ids, bits=(8, 4), group=None)
+    assert (ran.code, json.loads(ran.out)) == (0, portable(want.to_dict()))
+    assert "measured on 2 x 16 tokens of text.txt" in ran.err
+    shown = run("sensitivity", "lm:build", "-d", "text.txt", *size)
+    assert f"{want.table} (" in shown.out
+    assert "readout     6       row" in shown.out
+    assert run("sensitivity", "lm:build", "-d", "text.txt", "--tolerance", "0").code == 2
+    assert run("sensitivity", "lm:build", "-d", "none.txt").code == 2
 
 
 def test_bytes_beyond_the_vocabulary_are_refused(text: Path, run: Run) -> None:

@@ -12,7 +12,7 @@ import torch
 import tiebeam
 from tiebeam.checkpoints.llama2c import FIELDS, MAGIC, layout, read_llama2c
 from tiebeam.checkpoints.llama2c_tokens import BOS, Tokens, read_tokens
-from tiebeam.errors import RangeError, TargetError
+from tiebeam.errors import CheckpointError, RangeError, TargetError
 from tiebeam.torch import load_llama2c
 from tiebeam.zoo.torch.llama import Llama, LlamaConfig
 
@@ -131,14 +131,14 @@ def test_both_versions_and_both_kinds_of_file_become_what_they_say(tmp_path: Pat
 )
 def test_a_file_that_is_none_is_refused_by_its_header(tmp_path: Path, content: bytes, complaint: str) -> None:
     (tmp_path / "m.bin").write_bytes(content)
-    with pytest.raises(TargetError, match=complaint):
+    with pytest.raises(CheckpointError, match=complaint):
         load_llama2c(tmp_path / "m.bin")
 
 
 def test_a_truncated_or_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TargetError, match="is not the size"):
+    with pytest.raises(CheckpointError, match="is not the size"):
         load_llama2c(file(tmp_path / "m.bin", tied=True, legacy=True, cut=4))
-    with pytest.raises(TargetError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="cannot be read"):
         load_llama2c(tmp_path / "none.bin")
 
 

@@ -9,14 +9,15 @@ from tiebeam.api.look import look
 from tiebeam.backends import entry_of
 from tiebeam.checkpoints.config_files import check_size, read_config
 from tiebeam.checkpoints.config_sizes import sizes_of
-from tiebeam.checkpoints.file_sizes import Index, count_files, count_index, read_index
+from tiebeam.checkpoints.file_sizes import Ends, count_archive, count_index, ends_of
+from tiebeam.checkpoints.opening import CONFIG, INDEX_SUFFIX, open_archive
 from tiebeam.core.advice import Advice, Counted, Now, Setting, body_by_rule
 from tiebeam.core.advice import advise as weigh
 from tiebeam.core.facts import Table
 from tiebeam.errors import BackendError, RangeError, TargetError
 
-INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 CONFIGS = (".json", ".yml", ".yaml")
+WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".npz", ".keras", ".h5")
 
 
 def advise(
@@ -40,8 +41,8 @@ def advise(
 
     Args:
         target: A config (a dictionary, or an object with `to_dict`), a `config.json` or YAML file, a folder with one,
-            a safetensors file or index, a transformers model type such as "gpt2", or a model, which is run once as
-            `inspect` runs it. None: the sizes below.
+            weights in any format that `tiebeam.checkpoints.inspect` reads, an index of shards, a transformers model
+            type such as "gpt2", or a model, which is run once as `inspect` runs it. None: the sizes below.
         inputs: For a model, as `inspect` takes them.
         config: The config that belongs to an index or file, in any of those ways; one beside it is found by itself.
         vocab, width: Rows and columns of a table.
@@ -57,6 +58,7 @@ def advise(
 
     Raises:
         TargetError: The target is none of these, is beyond any model, or says too little.
+        CheckpointError: Weights are damaged, or in no format that is read.
         RangeError: A size is out of range; a dtype or optimizer is none of the above.
         InputError: A model refuses the inputs.
 
@@ -108,52 +110,38 @@ def _of_path(
     path = Path(target).expanduser()
     if not path.exists():
         return str(target), _of_type(str(target))
-    if path.is_dir():
-        found = next((path / n for n in ("config.json", INDEX, WEIGHTS) if (path / n).is_file()), None)
-        if found is None:
-            held = ", ".join(sorted(p.name for p in path.iterdir())[:8])
-            expected = f"config.json, {INDEX} or {WEIGHTS}"
-            raise TargetError(f"'{path}' says nothing of a model", got=held or "an empty folder", expected=expected)
-        path = found
-    name = str(target)
-    if path.suffix == ".safetensors":
-        given = _beside(path, config)
-        return name, count_files([path], str(path)) if given is None else _of_config(given, str(path), vocab)
-    if path.suffix not in CONFIGS:
-        raise TargetError(
-            f"'{path}' is no file that tiebeam counts",
-            got=path.suffix or "no suffix",
-            expected=f"{', '.join(CONFIGS)}, .safetensors or {INDEX}",
-            hint="the sizes alone will do: vocab=, width=, layers=",
-        )
-    data = read_config(path)
-    if "weight_map" not in data:
-        return name, _of_config(data, str(path), vocab)
-    return name, _of_index(path, config, vocab, width, dtype)
+    if path.is_dir() and (path / CONFIG).is_file():
+        path /= CONFIG
+    if path.suffix in CONFIGS and not path.name.endswith(INDEX_SUFFIX):
+        data = read_config(path)
+        if "weight_map" not in data:
+            return str(target), _of_config(data, str(path), vocab)
+    return str(target), _of_weights(path, config, vocab, width, dtype)
 
 
-def _of_index(path: Path, config: Any, vocab: int | None, width: int | None, dtype: str | None) -> Counted:
-    index, given = read_index(path), _beside(path, config)
-    if given is not None:
-        counted = _of_config(given, str(path), vocab)
-        return replace(counted, notes=(*counted.notes, *_held_against(index, counted)))
-    files = [path.parent / f for f in index.files]
-    if files and all(f.is_file() for f in files):
-        return count_files(files, str(path))
-    return count_index(index, vocab, width, dtype, str(path))
+def _of_weights(path: Path, config: Any, vocab: int | None, width: int | None, dtype: str | None) -> Counted:
+    given = _beside(path, config)
+    archive = open_archive(path, given)
+    if given is None and archive.has_values and not archive.missing:
+        return count_archive(archive, str(path))
+    ends = ends_of(archive)
+    if given is None:
+        return count_index(ends, vocab, width, dtype, str(path))
+    counted = _of_config(given, str(path), vocab)
+    return replace(counted, notes=(*counted.notes, *_held_against(ends, counted)))
 
 
-def _held_against(index: Index, counted: Counted) -> list[str]:
-    """What an index says beside a config's count."""
+def _held_against(ends: Ends, counted: Counted) -> list[str]:
+    """What the files say beside a config's count."""
     notes = []
-    if index.lookup and index.readout and counted.now == "tied":
-        notes.append(f"the files hold {index.readout!r} beside {index.lookup!r}, which the model ties: stored twice")
-    if counted.now == "untied" and not (index.lookup and index.readout):
+    if ends.now == "untied" and counted.now == "tied":
+        table, readout = ends.names
+        notes.append(f"the files hold {readout!r} beside {table!r}, which the model ties: stored twice")
+    if counted.now == "untied" and ends.names and not ends.both:
         notes.append("the model is untied, and the files hold one table")
-    if index.total_size is not None and counted.body is not None:
-        copies = 2 if index.lookup and index.readout else 1
-        stored = counted.body + copies * counted.table
-        notes.append(f"the files hold {index.total_size / stored:.4g} bytes for each parameter")
+    if ends.total_size is not None and counted.body is not None:
+        stored = counted.body + (2 if ends.both else 1) * counted.table
+        notes.append(f"the files hold {ends.total_size / stored:.4g} bytes for each parameter")
     return notes
 
 
@@ -161,10 +149,10 @@ def _beside(path: Path, config: Any) -> Mapping[str, Any] | None:
     """The config that belongs to a file: the one given, or the one in its folder."""
     if isinstance(config, str | Path):
         given = Path(config).expanduser()
-        return read_config(given / "config.json" if given.is_dir() else given)
+        return read_config(given / CONFIG if given.is_dir() else given)
     if config is not None:
         return _mapping(config, "config=")
-    found = path.parent / "config.json"
+    found = (path if path.is_dir() else path.parent) / CONFIG
     return read_config(found) if found.is_file() else None
 
 
@@ -230,6 +218,6 @@ def _of_config(data: Mapping[str, Any], where: str, vocab: int | None) -> Counte
 def _of_type(name: str) -> Counted:
     from tiebeam.checkpoints.counting import count_type
 
-    if any(c in name for c in "/\\") or name.endswith((*CONFIGS, ".safetensors")) or not name:
+    if any(c in name for c in "/\\") or name.endswith((*CONFIGS, *WEIGHTS)) or not name:
         raise TargetError(f"there is no file or folder '{name}'", hint="paths are taken from the current folder")
     return count_type(name)

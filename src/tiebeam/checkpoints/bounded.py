@@ -30,6 +30,19 @@ def size_of(path: Path) -> int:
     return found.st_size
 
 
+def refuse_pointer(path: Path, start: bytes) -> None:
+    """Say so where a file's first bytes are those of a Git LFS pointer.
+
+    Raises:
+        CheckpointError: They are.
+    """
+    if start.startswith(b"version "):
+        raise CheckpointError(
+            f"'{path}' is a pointer of Git LFS, not the file that it stands for",
+            hint="git lfs pull (in a GitHub workflow: actions/checkout with lfs: true)",
+        )
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """An object from a JSON file, keys unique.
 

@@ -67,7 +67,12 @@ def _matrices(x: Array, y: Array, dx: DType, dy: DType) -> Comparison:
             return Comparison("equal" if dx == dy else "equal-after-cast")
         if x.shape[0] == x.shape[1] and _alike(x, y.T, dx, dy):
             return Comparison("transposed")
-        return Comparison("different", gap_of(x, y, dx, dy))
+        gap = gap_of(x, y, dx, dy)
+        if gap is not None and not gap.rows_differing and _same_numbers(x, y, dx, dy):
+            return Comparison(
+                "equal-after-cast", why="their numbers are equal, their bits are not: signs of zero, or NaN"
+            )
+        return Comparison("different", gap)
     if x.shape == y.shape[::-1]:
         alike = _alike(x, y.T, dx, dy)
         return Comparison("transposed") if alike else Comparison("different", gap_of(x, y.T, dx, dy))
@@ -127,7 +132,18 @@ def _rounds_to(x: Array, y: Array, dx: DType, dy: DType) -> bool:
     if cast is None:  # no rounding is known to this dtype: only its own numbers, widened, can be told
         return bool(np.array_equal(numbers, decode(np.ascontiguousarray(y), dy), equal_nan=True))
     bits = f"u{cast.dtype.itemsize}"
-    return bool(np.array_equal(cast.view(bits), np.ascontiguousarray(y).view(bits)))
+    other = np.ascontiguousarray(y)
+    if np.array_equal(cast.view(bits), other.view(bits)):
+        return True
+    # NaN has many patterns of bits, and writers choose one.
+    return bool(np.isnan(numbers).any()) and bool(np.array_equal(decode(cast, dy), decode(other, dy), equal_nan=True))
+
+
+def _same_numbers(x: Array, y: Array, dx: DType, dy: DType) -> bool:
+    return dx == dy and all(
+        np.array_equal(decode(np.ascontiguousarray(p), dx), decode(np.ascontiguousarray(q), dy), equal_nan=True)
+        for p, q in _blocks(x, y)
+    )
 
 
 @np.errstate(invalid="ignore", over="ignore")  # NaN and infinities are someone's values too
@@ -138,13 +154,14 @@ def gap_of(x: Array, y: Array, dx: DType, dy: DType) -> Gap | None:
     largest, apart, size, differing, seen = 0.0, 0.0, 0.0, 0, 0
     for start, stop in _sampled(x):
         p = decode(np.ascontiguousarray(x[start:stop]), dx).astype(np.float64)
-        difference = np.abs(p - decode(np.ascontiguousarray(y[start:stop]), dy))
-        largest = max(largest, float(np.max(np.nan_to_num(difference))))
+        q = decode(np.ascontiguousarray(y[start:stop]), dy)
+        difference = np.abs(p - q)
+        largest = max(largest, float(np.max(np.nan_to_num(difference, posinf=np.inf))))
         apart += float(np.nansum(difference**2))
         size += float(np.nansum(p**2))
-        differing += int(np.count_nonzero(np.any(difference > 0, axis=1)))
+        differing += int(np.count_nonzero(np.any((p != q) & ~(np.isnan(p) & np.isnan(q)), axis=1)))
         seen += stop - start
-    distance = float(np.sqrt(apart / size)) if size else (0.0 if not apart else float("inf"))
+    distance = float(np.sqrt(apart / size)) if size and np.isfinite(apart) else (float("inf") if apart else 0.0)
     return Gap(largest, distance, differing, seen, len(x))
 
 
@@ -154,7 +171,7 @@ def std_of(entry: Entry) -> float | None:
     if entry.source is None or entry.dtype is None or entry.dtype.kind != "float" or not entry.elements:
         return None
     x = entry.values()
-    x = x if x.ndim == 2 else x.reshape(len(x), -1)
+    x = x if x.ndim == 2 else x.reshape(1, -1)
     total, count = 0.0, 0
     for start, stop in _sampled(x):
         p = decode(np.ascontiguousarray(x[start:stop]), entry.dtype).astype(np.float64)

@@ -106,6 +106,19 @@ OTHER_FLAGS: Mapping[str, bool] = {
 }
 
 
+# Where not the class but a part of it ties: the scope whose flag that part reads, and the part's default. Seen by
+# building each without memory, with transformers 5.24.
+DECIDED_BY_A_PART: Mapping[str, tuple[str, bool]] = {
+    "blip-2": ("text_config", True),
+    "instructblip": ("text_config", True),
+    "instructblipvideo": ("text_config", True),
+    "kosmos-2.5": ("text_config", True),
+    "llama4": ("text_config", False),
+    "pix2struct": ("", False),
+    "blt": ("", False),
+}
+
+
 def tying_of(config: Mapping[str, Any] | None) -> Tying:
     """What a config declares and what a model built from it does.
 
@@ -130,7 +143,19 @@ def tying_of(config: Mapping[str, Any] | None) -> Tying:
     return Tying(declared, effective, family, where, why)
 
 
+def _by_a_part(family: Family, config: object) -> tuple[bool | None, str]:
+    scope, default = DECIDED_BY_A_PART[family.kind]
+    part = read(config, scope) if scope else config
+    if scope and not family.table and isinstance(part, Mapping) and family_of(part) is not None:
+        return tying_of(part).effective, f"its {scope} decides"
+    flag = None if part is ABSENT else said(part)
+    where = f"the part that reads {scope}" if scope else "a part of it"
+    return default if flag is None else flag, f"not the class of '{family.kind}' ties, but {where}"
+
+
 def _built(family: Family, config: object, scopes: tuple[tuple[str, bool], ...]) -> tuple[bool | None, str]:
+    if family.kind in DECIDED_BY_A_PART:
+        return _by_a_part(family, config)
     if not family.table:
         inner = read(config, family.inner) if family.inner else ABSENT
         if not isinstance(inner, Mapping) or family_of(inner) is None:

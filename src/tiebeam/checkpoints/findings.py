@@ -1,6 +1,7 @@
 """Findings on a checkpoint: where file, config and family say different things of one table."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tiebeam.checkpoints.declared import FLAG, declare
 from tiebeam.checkpoints.judging import Facts
@@ -22,7 +23,7 @@ _SHOWN = 4
 def checkpoint_findings(facts: Facts) -> tuple[Finding, ...]:
     """All findings, the most severe first."""
     found = [*_files(facts), *_roles(facts), *_two_ends(facts), *_one_end(facts), *_config(facts), *_vocabulary(facts)]
-    return in_order([*found, *_adapter(facts)])
+    return in_order([_possible(facts, f) for f in (*found, *_adapter(facts))])
 
 
 def _files(facts: Facts) -> Iterator[Finding]:
@@ -136,7 +137,7 @@ def _one_end(facts: Facts) -> Iterator[Finding]:
             f"{facts.tying.why}; other runtimes, and {older}, may refuse the file",
         )  # fmt: skip
         return
-    if facts.aliases or facts.tying.effective is True:
+    if facts.tying.effective is True or (facts.aliases and facts.tying.effective is None):
         return
     if facts.backbone:
         yield Finding(
@@ -149,6 +150,15 @@ def _one_end(facts: Facts) -> Iterator[Finding]:
         f"the file has no readout, and {said}: a loader that builds one leaves it at random values or zero",
         hint="if it is a tied checkpoint, say so in the config: tiebeam checkpoint PATH --fix --out DIR --tie",
     )  # fmt: skip
+
+
+def _possible(facts: Facts, finding: Finding) -> Finding:
+    """The finding, its hint without a command that would refuse the file."""
+    what, command, _ = finding.hint.partition(": tiebeam checkpoint PATH --fix")
+    if not command or (facts.archive.format == "safetensors" and facts.archive.has_values):
+        return finding
+    why = f"; --fix mends safetensors alone, not {facts.archive.format}" if facts.archive.has_values else ""
+    return replace(finding, hint=what + why)
 
 
 def _lately(facts: Facts) -> bool:
@@ -198,7 +208,7 @@ def _config(facts: Facts) -> Iterator[Finding]:
 
 def _vocabulary(facts: Facts) -> Iterator[Finding]:
     table, vocab = facts.table, facts.vocab
-    if table is None or table.shape is None or vocab is None or len(table.shape) != 2:
+    if table is None or table.shape is None or vocab is None or vocab < 1 or len(table.shape) != 2:
         return
     rows = table.shape[0]
     if vocab in table.shape:

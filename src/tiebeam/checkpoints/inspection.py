@@ -23,7 +23,7 @@ def inspect(
 
     Args:
         path: A file of safetensors, PyTorch (zip), GGUF, Keras, npz or llama2.c; an index of shards, with or without
-            them; or a folder that holds one.
+            them; one of several shards, which stands for all; or a folder that holds one.
         config: A config as a mapping or an object, or its file or folder; by default `config.json` beside the file.
         table: Name of the table, where it cannot be told from names and shapes.
         readout: Name of the readout, likewise.

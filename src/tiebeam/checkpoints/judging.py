@@ -19,7 +19,7 @@ class Facts:
     """What the rules ask.
 
     Attributes:
-        aliases: Names that the file's own metadata says stand for a stored one.
+        aliases: Readouts that the file's own metadata says are the table.
         comparison: Of the two ends, where both are there.
         others: Further tensors that could be the table, and what they are to it.
         backbone: The config's class has no readout of its own.
@@ -66,18 +66,16 @@ def judge(archive: Archive, table: str | None = None, readout: str | None = None
     Raises:
         CheckpointError: A name that was given is not in the file, or values end before their header says.
     """
-    tying = _tying(archive)
-    vocab = declare(archive.config).vocab if archive.config is not None else None
-    roles = _named(find_roles(archive.entries, tying.family, vocab), archive, table, readout)
-    if roles.table is None and len(roles.readouts) == 1 and tying.effective is True:
-        roles = Roles(tables=roles.readouts)  # a tied file keeps one name, and this one kept the readout's
+    tying = tying_in(archive)
+    vocab = _vocab(archive)
+    roles = roles_in(archive, tying, table, readout)
     lookup = archive.entries[roles.table] if roles.table else None
     head = archive.entries[roles.readout] if roles.readout else None
-    names = aliases(archive.metadata, archive.entries)
+    names = aliases(archive.metadata, archive.entries, roles.table)
     comparison = Comparison("unknown")
     if lookup is not None and head is not None:
         comparison = _with_companions(compare(lookup, head), archive, lookup, head)
-    ties = tying.declared is True or tying.effective is True or _alias_of(names, roles.table)
+    ties = tying.declared is True or tying.effective is True or bool(names)
     return Facts(
         archive, tying, roles, _state(roles, comparison, ties), lookup, head, comparison, names,
         others=_others(archive, roles, lookup), vocab=vocab, backbone=_is_backbone(archive.config),
@@ -85,7 +83,22 @@ def judge(archive: Archive, table: str | None = None, readout: str | None = None
     )  # fmt: skip
 
 
-def _tying(archive: Archive) -> Tying:
+def roles_in(archive: Archive, tying: Tying, table: str | None = None, readout: str | None = None) -> Roles:
+    """Table and readout of a file, by names and shapes; names that are given count before all others."""
+    roles = _named(find_roles(archive.entries, tying.family, _vocab(archive)), archive, table, readout)
+    if roles.table is None and len(roles.readouts) == 1:
+        alone = roles.readouts[0]
+        if tying.effective is True or aliases(archive.metadata, archive.entries, alone):
+            return Roles(tables=roles.readouts)  # a tied file keeps one name, and this one kept the readout's
+    return roles
+
+
+def _vocab(archive: Archive) -> int | None:
+    return declare(archive.config).vocab if archive.config is not None else None
+
+
+def tying_in(archive: Archive) -> Tying:
+    """What config and file say of the tie."""
     if archive.format == "gguf":
         return _of_gguf(archive)
     said = tying_of(archive.config)
@@ -127,10 +140,6 @@ def _state(roles: Roles, comparison: Comparison, ties: bool) -> CheckpointState:
     if roles.readout is None:
         return "omitted" if ties else "no-readout"
     return comparison.likeness
-
-
-def _alias_of(names: Mapping[str, str], table: str | None) -> bool:
-    return table is not None and table in names.values()
 
 
 def _with_companions(found: Comparison, archive: Archive, a: Entry, b: Entry) -> Comparison:

@@ -10,12 +10,32 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiebeam.errors import TargetError
+from tiebeam.checkpoints.bounded import size_of
+from tiebeam.errors import CheckpointError
 
 FIELDS = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
 MAGIC = 0x616B3432
 _LEGACY, _HEADER = 28, 256
 _MOST, _LAYERS = 2**28, 4096
+
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says of itself.
+
+    Attributes:
+        config: The seven sizes, by llama2.c's names.
+        tied: Whether the file holds one table for both ends.
+        start: Where the weights begin. Unit: bytes.
+        shapes: Names and shapes in the file's order, as `layout` gives them.
+    """
+
+    config: Mapping[str, int]
+    tied: bool
+    start: int
+    shapes: Shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,39 +53,25 @@ class Llama2c:
     arrays: Mapping[str, npt.NDArray[np.float32]]
 
 
-def read_llama2c(path: str | Path) -> Llama2c:
-    """Map a file of llama2.c's `export.py`, version 0 (legacy) or 1; both hold float32.
-
-    Args:
-        path: Of the file, which must stay where it is while the arrays are used.
+def read_header(path: Path) -> Header:
+    """The header of a file of llama2.c's `export.py`, version 0 (legacy) or 1; both hold float32.
 
     Raises:
-        TargetError: It is no such file, or its size is not what its header asks for.
+        CheckpointError: It is no such file, or its size is not what its header asks for.
 
     Source: github.com/karpathy/llama2.c, `export.py` and `run.c`.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp()) / "tiny.bin"
-        >>> sizes = dict(zip(FIELDS, (4, 8, 1, 2, 1, 10, 6)))
-        >>> count = sum(math.prod(shape) for _, shape in layout(sizes, tied=True, legacy=True))
-        >>> _ = file.write_bytes(struct.pack("<7i", *sizes.values()) + bytes(4 * count))
-        >>> found = read_llama2c(file)
-        >>> found.tied, found.arrays["token_embedding_table"].shape, "wcls" in found.arrays
-        (True, (10, 4), False)
     """
-    path = Path(path)
+    size = size_of(path)
     try:
-        size = path.stat().st_size
         with path.open("rb") as file:
             head = file.read(_HEADER)
     except OSError as e:
-        raise TargetError(f"'{path}' cannot be read", got=str(e)) from e
+        raise CheckpointError(f"'{path}' cannot be read", got=str(e)) from e
     if len(head) < _LEGACY:
-        raise TargetError(f"'{path}' is no llama2.c file", got=f"{size} bytes")
+        raise CheckpointError(f"'{path}' is no llama2.c file", got=f"{size} bytes")
     legacy = struct.unpack_from("<I", head)[0] != MAGIC
     if not legacy and (len(head) < _HEADER or struct.unpack_from("<i", head, 4)[0] != 1):
-        raise TargetError(
+        raise CheckpointError(
             f"'{path}' is a llama2.c file of a version that is not read",
             got=f"{size} bytes, version {struct.unpack_from('<i', head, 4)[0]}",
             expected="version 0 or 1: float32",
@@ -78,19 +84,43 @@ def read_llama2c(path: str | Path) -> Llama2c:
     start = _LEGACY if legacy else _HEADER
     expected = start + 4 * sum(math.prod(shape) for _, shape in shapes)
     if expected != size:
-        raise TargetError(
+        raise CheckpointError(
             f"'{path}' is not the size that its header asks for", got=f"{size:,} bytes", expected=f"{expected:,}"
         )
-    flat: Any = np.memmap(path, "<f4", "r", start)
+    return Header(config, tied, start, shapes)
+
+
+def read_llama2c(path: str | Path) -> Llama2c:
+    """Map a file of llama2.c's `export.py`, version 0 (legacy) or 1.
+
+    Args:
+        path: Of the file, which must stay where it is while the arrays are used.
+
+    Raises:
+        CheckpointError: It is no such file, or its size is not what its header asks for.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "tiny.bin"
+        >>> sizes = dict(zip(FIELDS, (4, 8, 1, 2, 1, 10, 6)))
+        >>> count = sum(math.prod(shape) for _, shape in layout(sizes, tied=True, legacy=True))
+        >>> _ = file.write_bytes(struct.pack("<7i", *sizes.values()) + bytes(4 * count))
+        >>> found = read_llama2c(file)
+        >>> found.tied, found.arrays["token_embedding_table"].shape, "wcls" in found.arrays
+        (True, (10, 4), False)
+    """
+    path = Path(path)
+    header = read_header(path)
+    flat: Any = np.memmap(path, "<f4", "r", header.start)
     arrays, at = {}, 0
-    for name, shape in shapes:
+    for name, shape in header.shapes:
         count = math.prod(shape)
         arrays[name] = flat[at : at + count].reshape(shape)
         at += count
-    return Llama2c(config, tied, arrays)
+    return Llama2c(header.config, header.tied, arrays)
 
 
-def layout(config: Mapping[str, int], *, tied: bool, legacy: bool) -> list[tuple[str, tuple[int, ...]]]:
+def layout(config: Mapping[str, int], *, tied: bool, legacy: bool) -> Shapes:
     """Names and shapes in the file's order."""
     d, h, n, v = config["dim"], config["hidden_dim"], config["n_layers"], config["vocab_size"]
     each = d // config["n_heads"]
@@ -99,16 +129,16 @@ def layout(config: Mapping[str, int], *, tied: bool, legacy: bool) -> list[tuple
     before, between, last = ("rms_att_weight", (n, d)), ("rms_ffn_weight", (n, d)), ("rms_final_weight", (d,))
     attention = [("wq", (n, d, d)), ("wk", (n, kv, d)), ("wv", (n, kv, d)), ("wo", (n, d, d))]
     forward = [("w1", (n, h, d)), ("w2", (n, d, h)), ("w3", (n, h, d))]
-    head: list[tuple[str, tuple[int, ...]]] = [] if tied else [("wcls", (v, d))]
+    head: Shapes = () if tied else (("wcls", (v, d)),)
     if not legacy:
-        return [before, between, last, table, *attention, *forward, *head]
+        return (before, between, last, table, *attention, *forward, *head)
     turns = (config["seq_len"], each // 2)  # of the rotation, which run.c computes and skips
     unused = [("freq_cis_real", turns), ("freq_cis_imag", turns)]
-    return [table, before, *attention, between, *forward, last, *unused, *head]
+    return (table, before, *attention, between, *forward, last, *unused, *head)
 
 
 def _check(path: Path, config: Mapping[str, int]) -> None:
     sizes = all(0 < n < _MOST for n in config.values()) and config["n_layers"] <= _LAYERS
     if not sizes or config["dim"] % config["n_heads"] or config["n_heads"] % config["n_kv_heads"]:
         said = ", ".join(f"{k} {v}" for k, v in config.items())
-        raise TargetError(f"'{path}' is no llama2.c file", got=said, expected="sizes of a transformer")
+        raise CheckpointError(f"'{path}' is no llama2.c file", got=said, expected="sizes of a transformer")

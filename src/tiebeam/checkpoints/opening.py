@@ -1,14 +1,16 @@
 """Which format a path holds, told by its first bytes rather than by its name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from tiebeam.checkpoints.archive import Archive
-from tiebeam.checkpoints.bounded import read_json, size_of
+from tiebeam.checkpoints.bounded import read_json, refuse_pointer, size_of
 from tiebeam.checkpoints.configs import as_mapping, read_config
+from tiebeam.checkpoints.formats.sharded import read as read_index
+from tiebeam.checkpoints.formats.sharded import read_set, siblings
 from tiebeam.errors import CheckpointError
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
@@ -48,7 +50,7 @@ def open_archive(path: str | Path, config: object = None) -> Archive:
     """
     try:
         place = _file(Path(path))
-        archive = _reader(place)(place)
+        archive = _read(place)
         said = _config(config) if config is not None else _beside(place, CONFIG)
         adapter = _beside(place, ADAPTER) if place.name.startswith("adapter_model") or said is None else None
     except OSError as e:
@@ -60,13 +62,13 @@ def _file(path: Path) -> Path:
     if not path.is_dir():
         if not path.exists():
             raise CheckpointError(f"'{path}' is not there", expected="a file of weights, or a folder that holds one")
-        return path
+        return _index_of(path) or path
     for name in _IN_A_FOLDER:
         if (path / name).is_file():
             return path / name
     for pattern in _PATTERNS:
         found = sorted(p for p in path.glob(pattern) if p.is_file())
-        if len(found) > 1:
+        if len(found) > 1 and not {p.name for p in found} <= {*siblings(found[0].name)}:
             raise CheckpointError(
                 f"'{path}' holds several files of weights and no index",
                 got=", ".join(p.name for p in found[:6]),
@@ -79,15 +81,28 @@ def _file(path: Path) -> Path:
     )
 
 
-def _reader(path: Path) -> Callable[[Path], Archive]:
+def _index_of(path: Path) -> Path | None:
+    """The index beside a shard: one shard says nothing of what the others hold."""
+    if not siblings(path.name):
+        return None
+    for index in sorted(path.parent.glob(f"*{INDEX_SUFFIX}")):
+        try:
+            listed = read_json(index).get("weight_map")
+        except CheckpointError:
+            continue
+        if isinstance(listed, dict) and path.name in listed.values():
+            return index
+    return None
+
+
+def _read(path: Path) -> Archive:
     if path.name.endswith(INDEX_SUFFIX):
-        sharded = import_module("tiebeam.checkpoints.formats.sharded")
-        return lambda p: sharded.read(p, lambda shard: _reader(shard)(shard))
-    return _format(_kind(path))
+        return read_index(path, _read_one)
+    return read_set(path, _read_one) if siblings(path.name) else _read_one(path)
 
 
-def _format(name: str) -> Callable[[Path], Archive]:
-    found: Callable[[Path], Archive] = import_module(f"tiebeam.checkpoints.formats.{name}").read
+def _read_one(path: Path) -> Archive:
+    found: Archive = import_module(f"tiebeam.checkpoints.formats.{_kind(path)}").read(path)
     return found
 
 
@@ -97,6 +112,7 @@ def _kind(path: Path) -> str:
     size = size_of(path)
     with path.open("rb") as file:
         start = file.read(16)
+    refuse_pointer(path, start)
     if start[:4] in _MAGIC:
         return _MAGIC[start[:4]]
     if start[:4] == b"PK\x03\x04":

@@ -51,6 +51,8 @@ _NO_TABLE = frozenset(
 _LAYERED = re.compile(r"(?:^|[./_])(?:layers?|h|blk|blocks?|encoder_layer|decoder_layer)[./_]?\d+(?=[./_]|$)")
 _WORD = re.compile(r"[a-z]+|[A-Z][a-z]*")
 _PADDING = 1024
+_WRITERS_OWN = frozenset({"format"})
+"""Metadata that writers set for themselves: never the name of a tensor."""
 _MOST_NAME = 1000
 
 
@@ -154,7 +156,7 @@ def _by_name(fits: Mapping[str, Entry], ends: Sequence[str], vocab: int | None) 
     ranked = []
     for at, name in enumerate(fits):
         plain = _plain(name)
-        rank = next((i for i, end in enumerate(ends) if plain == end or plain.endswith((f".{end}", f"/{end}"))), None)
+        rank = next((i for i, end in enumerate(ends) if _has_end(plain, (end,))), None)
         if rank is not None:
             wrong_size = _fits_vocab(fits[name], vocab) is False
             ranked.append((wrong_size, rank, _depth(plain, ends[rank]), at, name))
@@ -257,18 +259,26 @@ def companions(name: str, entries: Mapping[str, Entry]) -> tuple[str, ...]:
     return tuple(f"{stem}{end}" for end in COMPANIONS if f"{stem}{end}" in entries)
 
 
-def aliases(metadata: Mapping[str, str], entries: Mapping[str, Entry]) -> dict[str, str]:
-    """Names that a file's metadata says stand for a stored one.
+def aliases(metadata: Mapping[str, str], entries: Mapping[str, Entry], table: str | None) -> dict[str, str]:
+    """Names of the other role that a file's metadata says stand for the table.
+
+    A file says so of any storage that had two names: of shared layers, or of an encoder's copy of the table. Only
+    what reads out makes a tie; where the stored name is the readout's, what looks up does.
 
     Example:
-        >>> aliases({"head.weight": "embed.weight", "format": "pt"}, {"embed.weight": Entry("embed.weight")})
+        >>> said = {"head.weight": "embed.weight", "enc.embed.weight": "embed.weight", "format": "pt"}
+        >>> aliases(said, {"embed.weight": Entry("embed.weight")}, "embed.weight")
         {'head.weight': 'embed.weight'}
     """
-    return {a: b for a, b in metadata.items() if b in entries and a not in entries and _looks_like_a_path(a)}
+    if table is None or table not in entries:
+        return {}
+    names = [a for a, b in metadata.items() if b == table and a not in entries and a not in _WRITERS_OWN]
+    kept_readout = _has_end(table, READOUTS)
+    return {a: table for a in names if kept_readout or _has_end(a, READOUTS) or not _has_end(a, TABLES)}
 
 
-def _looks_like_a_path(name: str) -> bool:
-    return "." in name or bool((_READOUT_WORDS | _LOOKUP_WORDS) & words(name))
+def _has_end(name: str, ends: Sequence[str]) -> bool:
+    return any(name == end or name.endswith((f".{end}", f"/{end}")) for end in ends)
 
 
 def any_layered(names: Iterable[str]) -> bool:

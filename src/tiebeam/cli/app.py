@@ -9,17 +9,19 @@ import typer
 
 from tiebeam.cli.checkpoint import checkpoint_command
 from tiebeam.cli.experiment import experiment_app
-from tiebeam.cli.options import DebugOpt, FailOnOpt, FormatOpt, OutputOpt
+from tiebeam.cli.options import DebugOpt, FailOnOpt, FormatOpt, OutputOpt, PlainOpt
 from tiebeam.cli.output import (
     HEALTHY,
     FailOn,
     Format,
+    Plain,
     check_file,
     exit_code,
     format_for,
     note,
     outcome,
     show,
+    show_plain,
     stdout_kept_clean,
 )
 
@@ -73,6 +75,11 @@ ImportOpt = Annotated[
         help="Import it first: it registers classes that a .keras file names. Its code runs.",
     ),
 ]
+DataOpt = Annotated[
+    str, typer.Option("--data", "-d", metavar="FILE", help="Text; ids in .npy, .npz, .json; or module:callable.")
+]
+RowsOpt = Annotated[int, typer.Option("--rows", min=1, help="Sequences taken from a text or a list of ids.")]
+TokensOpt = Annotated[int, typer.Option("--tokens", min=2, help="Tokens of each.")]
 
 
 app.command("checkpoint")(checkpoint_command)
@@ -138,11 +145,9 @@ def inspect_command(
 def measure_command(
     target: TargetArg,
     *,
-    data: Annotated[
-        str, typer.Option("--data", "-d", metavar="FILE", help="Text; ids in .npy, .npz, .json; or module:callable.")
-    ],
-    rows: Annotated[int, typer.Option("--rows", min=1, help="Sequences taken from a text or a list of ids.")] = 4,
-    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of each.")] = 128,
+    data: DataOpt,
+    rows: RowsOpt = 4,
+    tokens: TokensOpt = 128,
     spectrum: Annotated[bool, typer.Option("--spectrum", help="Decompose the tables too.")] = False,
     form: FormatOpt = None,
     output: OutputOpt = None,
@@ -161,17 +166,53 @@ def measure_command(
         form = form or format_for(output)
         import tiebeam
         from tiebeam.cli.building import PASS, seeded
-        from tiebeam.cli.data import batch_of
 
         with stdout_kept_clean():
             found = _resolve(target, meta=False, seed=seed, backend=backend, imports=imports)
-            batch, said = batch_of(data, target, found, rows=rows, tokens=tokens)
-            note(f"note: measured on {said}")
-            if found.weights == "random":
-                note("note: the weights are random")
+            batch = _batch(data, target, found, rows, tokens)
             with seeded(seed, part=PASS):
                 measured = tiebeam.measure(found.model, batch, params=found.params, spectrum=spectrum)
         show(measured, form, output)
+
+
+@app.command("sensitivity")
+def sensitivity_command(
+    target: TargetArg,
+    *,
+    data: DataOpt,
+    rows: RowsOpt = 4,
+    tokens: TokensOpt = 128,
+    bits: Annotated[
+        list[int] | None,
+        typer.Option("--bits", min=2, max=16, help="Of a weight; again for more. [default: 8, 6, 4]"),
+    ] = None,
+    group: Annotated[int, typer.Option("--group", min=0, help="Entries that share a scale; 0: whole rows alone.")] = 32,
+    tolerance: Annotated[float, typer.Option("--tolerance", help="Divergence that is taken, in nats.")] = 0.01,
+    form: PlainOpt = Plain.text,
+    backend: BackendOpt = None,
+    imports: ImportOpt = None,
+    seed: SeedOpt = 0,
+    debug: DebugOpt = False,
+) -> None:
+    """Round the table to few bits for one role at a time and report what each does to the next token.
+
+    Says row and logit errors, the divergence and the tokens that change, and whether one quantised table can serve
+    both roles. The data is read as by `measure`. Nothing is changed.
+    """
+    with outcome(debug):
+        import tiebeam
+        from tiebeam.cli.building import PASS, seeded
+
+        with stdout_kept_clean():
+            found = _resolve(target, meta=False, seed=seed, backend=backend, imports=imports)
+            batch = _batch(data, target, found, rows, tokens)
+            with seeded(seed, part=PASS):
+                seen = tiebeam.sensitivity(
+                    found.model, batch, params=found.params, bits=bits or (8, 6, 4), group=group or None,
+                    tolerance=tolerance,
+                )  # fmt: skip
+        show_plain(seen, form)
+    raise typer.Exit(HEALTHY)
 
 
 @app.command("init")
@@ -247,7 +288,7 @@ def advise_command(
         str | None,
         typer.Argument(
             metavar="[TARGET]",
-            help="A folder or file with a config, safetensors or an index, a model type such as gpt2, or hf:org/name.",
+            help="A config, weights in any format that checkpoint reads, a folder, a model type, or hf:org/name.",
             show_default=False,
         ),
     ] = None,
@@ -312,6 +353,17 @@ def _initialized(
         return found, tiebeam.initialize(found.model, found.inputs, mode=mode, seed=seed)
     made, report = tiebeam.initialize_params(found.model, found.inputs, found.params, mode=mode, seed=seed)
     return (replace(found, model=made) if found.params is None else replace(found, params=made)), report
+
+
+def _batch(data: str, target: str, found: "Target", rows: int, tokens: int) -> Any:
+    """What the model is to be run on, and a word on it."""
+    from tiebeam.cli.data import batch_of
+
+    batch, said = batch_of(data, target, found, rows=rows, tokens=tokens)
+    note(f"note: measured on {said}")
+    if found.weights == "random":
+        note("note: the weights are random")
+    return batch
 
 
 def _resolve(target: str, *, meta: bool, seed: int, backend: Backend | None, imports: list[str] | None) -> "Target":

@@ -7,20 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from tiebeam.cli.output import HEALTHY, UNHEALTHY, Format, check_file, format_for, note, outcome, write_text
+from tiebeam.cli.options import PlainOpt
+from tiebeam.cli.output import HEALTHY, UNHEALTHY, Format, Plain, check_file, format_for, note, outcome, write_text
 
 experiment_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class Plain(StrEnum):
-    """What a list is printed as."""
-
-    text = "text"
-    json = "json"
 
 
 class EngineName(StrEnum):
@@ -35,7 +29,6 @@ StoreOpt = Annotated[
     Path, typer.Option("--store", metavar="FILE", help="Keeps every run (SQLite). Tokens go into FILE.data beside it.")
 ]
 STORE = Path("tiebeam-experiments.sqlite")
-PlainOpt = Annotated[Plain, typer.Option("--format", help="What is printed on standard output.")]
 OutputOpt = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there instead.")]
 DebugOpt = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 

@@ -5,19 +5,22 @@ shards changed, and with its own code: nothing but headers, and values where two
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tiebeam.checkpoints import inspect
+from tiebeam.checkpoints.bounded import read_json
 from tiebeam.checkpoints.declared import declare
 from tiebeam.checkpoints.declared_findings import declared_findings
 from tiebeam.core.report import Finding
-from tiebeam.errors import TiebeamError
+from tiebeam.errors import CheckpointError, TiebeamError
+from tiebeam.reports.strings import visible
 
 WEIGHTS = (".safetensors", ".gguf", ".keras", ".weights.h5", ".npz", ".pt", ".pth", ".ckpt")
 NAMED = ("pytorch_model.bin",)
+NO_WEIGHTS = ("optimizer", "scheduler", "scaler", "rng_state", "training_args")
+"""What training leaves beside the weights under the same suffixes, by the start of its name."""
 INDEX, CONFIG = ".index.json", "config.json"
 
 LEVELS = {"error": "error", "warning": "warning", "info": "notice"}
@@ -49,15 +52,17 @@ def _target(file: Path) -> Path | None:
 
 
 def _is_weights(path: Path) -> bool:
+    if path.name.startswith(NO_WEIGHTS):
+        return False
     return path.is_file() and (path.name.endswith(WEIGHTS) or path.name in NAMED)
 
 
 def _lists(index: Path, name: str) -> bool:
     try:
-        held = json.loads(index.read_text("utf-8"))
-        return name in held["weight_map"].values()
-    except (ValueError, KeyError, TypeError, AttributeError, OSError):
+        listed = read_json(index).get("weight_map")
+    except CheckpointError:
         return False
+    return isinstance(listed, dict) and name in listed.values()
 
 
 def judged(target: Path) -> list[Finding]:
@@ -68,11 +73,7 @@ def judged(target: Path) -> list[Finding]:
     """
     if target.name != CONFIG:
         return list(inspect(target).findings)
-    try:
-        config = json.loads(target.read_text("utf-8"))
-    except (ValueError, OSError) as error:
-        raise TiebeamError(f"{target} is no config", got=f"{type(error).__name__}: {error}") from error
-    return list(declared_findings(declare(config), ()))
+    return list(declared_findings(declare(read_json(target)), ()))
 
 
 def annotation(target: Path, finding: Finding) -> str:
@@ -103,6 +104,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--annotations", choices=["text", "github"], default="text", help="how findings are printed")
     asked = parser.parse_args(argv)
     code = 0
+    for path in asked.paths:
+        if not path.exists():  # a path that is misspelt would pass for ever
+            _print_unread(path, CheckpointError(f"'{path}' is not there"), asked.annotations)
+            code = 2
     for target in targets(asked.paths):
         try:
             found = judged(target)
@@ -122,9 +127,9 @@ def _print(target: Path, finding: Finding, how: str) -> None:
         sys.stdout.write(annotation(target, finding) + "\n")
         return
     where = f" at {finding.where}" if finding.where else ""
-    sys.stdout.write(f"{target}: {finding.severity} {finding.code}{where}: {finding.message}\n")
+    sys.stdout.write(visible(f"{target}: {finding.severity} {finding.code}{where}: {finding.message}") + "\n")
     if finding.hint:
-        sys.stdout.write(f"  Hint: {finding.hint}\n")
+        sys.stdout.write(visible(f"  Hint: {finding.hint}") + "\n")
 
 
 def _print_unread(target: Path, error: TiebeamError, how: str) -> None:
@@ -132,7 +137,7 @@ def _print_unread(target: Path, error: TiebeamError, how: str) -> None:
         place = f"file={_property(str(target))},title=tiebeam could not look"
         sys.stdout.write(f"::error {place}::{_escaped(str(error))}\n")
     else:
-        sys.stdout.write(f"{target}: {error}\n")
+        sys.stdout.write(visible(f"{target}: {error}", keep="\n") + "\n")
 
 
 def script() -> None:

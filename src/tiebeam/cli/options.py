@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from tiebeam.cli.output import FailOn, Format
+from tiebeam.cli.output import FailOn, Format, Plain
 
+PlainOpt = Annotated[Plain, typer.Option("--format", help="What is printed on standard output.")]
 FormatOpt = Annotated[
     Format | None,
     typer.Option("--format", help="Default: by the suffix of --output, else text.", show_default=False),

@@ -1,5 +1,6 @@
 """How a command ends: what it prints, where it writes, and with which code it exits."""
 
+import json
 import os
 import stat
 import sys
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tiebeam.core.checkpoint import CheckpointReport
     from tiebeam.core.measurement import Measurement
     from tiebeam.core.report import Report
+    from tiebeam.core.sensitivity import Sensitivity
 
 HEALTHY, UNHEALTHY, COULD_NOT_LOOK, INTERRUPTED = 0, 1, 2, 130
 
@@ -31,6 +33,13 @@ class Format(StrEnum):
     markdown = "markdown"
     json = "json"
     html = "html"
+
+
+class Plain(StrEnum):
+    """What is printed of things without a page of their own."""
+
+    text = "text"
+    json = "json"
 
 
 class FailOn(StrEnum):
@@ -105,6 +114,17 @@ def _rendered(report: "Report | CheckpointReport | Measurement | Advice", form: 
         return str(report)
     how = {Format.markdown: report.to_markdown, Format.json: report.to_json, Format.html: report.to_html}
     return how[form]().rstrip("\n")
+
+
+def show_plain(found: "Sensitivity", form: Plain) -> None:
+    """Print what has no page of its own: as text, or as the plain data that it is."""
+    from tiebeam.reports.jsontext import portable
+    from tiebeam.reports.strings import visible
+
+    if form is Plain.json:
+        typer.echo(json.dumps(portable(found.to_dict()), indent=2, sort_keys=True))
+    else:
+        typer.echo(visible(str(found), keep="\n"))
 
 
 def check_file(path: Path | None) -> None:

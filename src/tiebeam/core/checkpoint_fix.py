@@ -18,6 +18,7 @@ class FixPlan:
         table: The tensor that stays.
         values: Whose values it holds: "embedding" (its own), "readout" or "mean".
         dropped: The readout that is left out, or "".
+        beside: Scales and zeros of a quantised readout, left out with it.
         added: The readout that is written as a copy of the table, or "".
         alias: Name that the metadata records as standing for the table, or "".
         rewritten: Files of weights that change.
@@ -33,6 +34,7 @@ class FixPlan:
     table: str
     values: Literal["embedding", "readout", "mean"] = "embedding"
     dropped: str = ""
+    beside: tuple[str, ...] = ()
     added: str = ""
     alias: str = ""
     rewritten: tuple[str, ...] = ()
@@ -59,7 +61,7 @@ class FixPlan:
         lines = [f"{self.out}: {would} {'tied' if self.tie else 'untied'}{size if self.bytes_saved else ''}"]
         whose = {"embedding": "its own values", "readout": "the readout's values", "mean": "the mean of both"}
         lines.append(f"  keep {self.table}, with {whose[self.values]}")
-        lines += [f"  drop {self.dropped}"] if self.dropped else []
+        lines += [f"  drop {', '.join((self.dropped, *self.beside))}"] if self.dropped else []
         lines += [f"  add {self.added}, a copy of {self.table}"] if self.added else []
         lines += [f"  record in the metadata that {self.alias} is {self.table}"] if self.alias else []
         lines += [

@@ -22,7 +22,7 @@ def load_llama2c(path: str | Path) -> Llama:
         A `Llama` in evaluation mode, float32, on the CPU.
 
     Raises:
-        TargetError: It is no such file, or not of the size that its header asks for.
+        CheckpointError: It is no such file, or not of the size that its header asks for.
     """
     held = read_llama2c(path)
     sizes = held.config

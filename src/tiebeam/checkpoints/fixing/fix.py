@@ -5,14 +5,15 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tiebeam.checkpoints.archive import Archive, Entry
+from tiebeam.checkpoints.archive import Archive
 from tiebeam.checkpoints.bounded import read_json
 from tiebeam.checkpoints.fixing.planning import Work, plan
-from tiebeam.checkpoints.fixing.values import Tensor, as_it_is, mean, other_end
+from tiebeam.checkpoints.fixing.values import Tensor, as_it_is
 from tiebeam.checkpoints.fixing.writing import write
 from tiebeam.checkpoints.formats import safetensors
 from tiebeam.checkpoints.judging import judge
@@ -86,6 +87,13 @@ def fix(
 
 
 def _check_target(target: Path, source: Path) -> None:
+    try:
+        _check_place(target, source)
+    except OSError as e:
+        raise CheckpointError(f"'{target}' cannot be written", got=e.strerror or str(e)) from e
+
+
+def _check_place(target: Path, source: Path) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError(
             f"'{target}' cannot be written", got="something is there", expected="a new folder, or an empty one"
@@ -116,9 +124,9 @@ def _publish(work: Work, folder: Path, target: Path) -> None:
         _fill(work, folder, draft)
         _verify(work, draft)
         draft.chmod(0o777 & ~_umask())
-        _sync(draft)
+        _sync(p for p in (*draft.rglob("*"), draft))
         draft.replace(place)  # over an empty folder too
-        _sync(place.parent)
+        _sync_parent(place)
     except OSError as e:
         raise CheckpointError(f"'{target}' cannot be written", got=e.strerror or str(e)) from e
     finally:
@@ -147,22 +155,15 @@ def _tensors(work: Work, file: str) -> Iterator[Tensor]:
     made, facts = work.plan, work.facts
     for name in _names(facts.archive, file):
         entry = facts.archive.entries[name]
-        if name == made.dropped:
+        if name in work.gone:
             continue
-        yield _table(work, entry) if name == made.table else as_it_is(entry)
+        yield work.table if name == made.table else as_it_is(entry)
         if name == made.table and made.added:
             yield as_it_is(entry, made.added)
 
 
 def _names(archive: Archive, file: str) -> list[str]:
     return [name for name in archive.entries if archive.entries[name].file == file]
-
-
-def _table(work: Work, entry: Entry) -> Tensor:
-    readout = work.facts.readout
-    if work.plan.values == "embedding" or readout is None:
-        return as_it_is(entry)
-    return mean(entry, readout) if work.plan.values == "mean" else other_end(entry, readout)
 
 
 def _metadata(work: Work, path: Path, file: str) -> dict[str, str]:
@@ -178,22 +179,16 @@ def _metadata(work: Work, path: Path, file: str) -> dict[str, str]:
 def _index(work: Work, path: Path) -> dict[str, Any]:
     made, index = work.plan, read_json(path)
     where: dict[str, str] = index["weight_map"]
-    where.pop(made.dropped, None)
+    for name in work.gone:
+        where.pop(name, None)
     if made.added:
         where[made.added] = where[made.table]
     totals = index.get("metadata")
     if isinstance(totals, dict):
-        for key, change in (("total_size", made.bytes_saved), ("total_parameters", _elements(work))):
+        for key, change in (("total_size", made.bytes_saved), ("total_parameters", work.elements_saved)):
             if isinstance(totals.get(key), int | float):
                 totals[key] = int(totals[key]) - change
     return index
-
-
-def _elements(work: Work) -> int:
-    made, entries = work.plan, work.facts.archive.entries
-    if made.dropped:
-        return entries[made.table if made.values == "readout" else made.dropped].elements
-    return -entries[made.table].elements if made.added else 0
 
 
 def _verify(work: Work, draft: Path) -> None:
@@ -209,18 +204,26 @@ def _verify(work: Work, draft: Path) -> None:
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    try:
+        text = json.dumps(data, indent=2, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # half of a pair, which JSON can say and UTF-8 cannot
+        text = json.dumps(data, indent=2).encode()
+    path.write_bytes(text + b"\n")
 
 
-def _sync(folder: Path) -> None:
-    """Put a folder and the files in it on the disk, so that what a rename shows is whole after a power cut too."""
-    places: Iterable[Path] = [p for p in folder.iterdir() if p.is_file()] if folder.name.startswith(".") else []
-    for place in (*places, folder):
+def _sync(places: Iterable[Path]) -> None:
+    """Put files and folders on the disk, so that what a rename shows is whole after a power cut too."""
+    for place in places:
         handle = os.open(place, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _sync_parent(place: Path) -> None:
+    with suppress(OSError):  # the copy is there and whole; a folder that can be written need not be readable
+        _sync([place.parent])
 
 
 def _umask() -> int:

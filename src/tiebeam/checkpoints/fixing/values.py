@@ -43,15 +43,16 @@ def other_end(table: Entry, readout: Entry) -> Tensor:
     """The readout's values under the table's name, in the readout's dtype, transposed where it lies the other way."""
     if readout.dtype is None or readout.shape is None or table.shape is None or readout.dtype.kind == "packed":
         raise CheckpointError(f"'{readout.name}' cannot take the place of '{table.name}'", got="quantised values")
-    turned = readout.shape != table.shape and readout.shape == table.shape[::-1]
-    same_width = len(table.shape) == len(readout.shape) == 2 and table.shape[1] == readout.shape[1]
+    matrices = len(table.shape) == len(readout.shape) == 2
+    same_width = matrices and table.shape[1] == readout.shape[1]
+    turned = matrices and not same_width and table.shape[1] == readout.shape[0]
     if not turned and not same_width:
         raise CheckpointError(
             f"'{readout.name}' cannot take the place of '{table.name}'",
             got=f"shape {readout.shape}",
-            expected=f"{table.shape}, or its transpose",
+            expected=f"rows of {table.shape[-1:]}, or a transpose of such",
         )
-    shape = table.shape if turned else readout.shape
+    shape = readout.shape[::-1] if turned else readout.shape
 
     def blocks() -> Iterator[bytes]:
         values = readout.values()

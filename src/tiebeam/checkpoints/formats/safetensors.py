@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tiebeam.checkpoints.archive import Archive, Counted, Entry, Span
-from tiebeam.checkpoints.bounded import MOST_ELEMENTS, size_of
+from tiebeam.checkpoints.bounded import MOST_ELEMENTS, refuse_pointer, size_of
 from tiebeam.checkpoints.dtypes import DTYPES, DType
 from tiebeam.errors import CheckpointError
 
@@ -107,6 +107,7 @@ def _header(path: Path) -> tuple[bytes, int, int]:
     with path.open("rb") as file:
         start = file.read(8)
         length = int.from_bytes(start, "little")
+        refuse_pointer(path, start)
         if len(start) < 8 or length > size - 8:
             raise CheckpointError(
                 f"'{path}' is truncated, or no safetensors file",

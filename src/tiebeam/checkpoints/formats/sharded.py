@@ -1,6 +1,8 @@
-"""An index of shards: which file holds which tensor, with or without the files themselves."""
+"""Shards: an index says which file holds which tensor, with or without the files; or names alone say how many."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ from tiebeam.errors import CheckpointError
 
 MOST_SHARDS = 20_000
 MOST_NAMES = 5_000_000
+
+_PART = re.compile(r"(.*[-.])([0-9]{3,6})-of-([0-9]{3,6})(\.[A-Za-z0-9.]+)")
 
 Reader = Callable[[Path], Archive]
 
@@ -24,7 +28,9 @@ class Shards(Counted):
         file = self._where[name]
         shard = self._shards.get(file)
         found = None if shard is None else shard.entries.get(name)
-        return found if found is not None else Entry(name, file=file)
+        if found is None:
+            return Entry(name, file=file)
+        return found if found.file == file else replace(found, file=file)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)
@@ -70,6 +76,42 @@ def read(path: Path, reader: Reader) -> Archive:
         missing=tuple(n for n in names if n not in shards) if shards else (),
         strays=tuple(strays),
         has_values=bool(shards),
+    )
+
+
+def siblings(name: str) -> tuple[str, ...]:
+    """Names of all files of the checkpoint that one file is a part of, by that file's name; none where it is whole.
+
+    Example:
+        >>> siblings("model-00002-of-00002.safetensors"), siblings("model.safetensors")
+        (('model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors'), ())
+    """
+    found = _PART.fullmatch(name)
+    if found is None or not 1 < int(found[3]) <= MOST_SHARDS or not 1 <= int(found[2]) <= int(found[3]):
+        return ()
+    width = len(found[2])
+    return tuple(f"{found[1]}{i:0{width}}-of-{found[3]}{found[4]}" for i in range(1, int(found[3]) + 1))
+
+
+def read_set(path: Path, reader: Reader) -> Archive:
+    """Files that belong together by their names, as GGUF is split; those that are not there are `missing`.
+
+    Args:
+        path: One of them.
+        reader: Reads one.
+    """
+    names = siblings(path.name)
+    shards = {n: reader(path.parent / n) for n in names if (path.parent / n).is_file()}
+    held = {name: n for n, shard in shards.items() for name in shard.entries}
+    first = next(iter(shards.values()))
+    return Archive(
+        path,
+        first.format,
+        Shards(held, shards),
+        tuple(shards),
+        {key: value for shard in shards.values() for key, value in shard.metadata.items()},
+        config=first.config,
+        missing=tuple(n for n in names if n not in shards),
     )
 
 

@@ -5,7 +5,7 @@ comes out as the storage that it lies in, with offset, shape and strides.
 """
 
 import pickletools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,7 @@ _STORAGES = {
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
     "ByteStorage": "uint8", "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
     "ComplexDoubleStorage": "complex128", "UntypedStorage": "",
+    "QInt8Storage": "int8", "QUInt8Storage": "uint8", "QInt32Storage": "int32",
 }  # fmt: skip
 _NAMES = {"half": "float16", "float": "float32", "double": "float64", "long": "int64", "int": "int32"}
 _DTYPES = frozenset(DTYPES) | {
@@ -172,7 +173,7 @@ class Machine:
 
     def _set_item(self, _: Any) -> None:
         value, key = self._stack.pop(), self._stack.pop()
-        _update(self._stack[-1], {key: value})
+        _update(self._stack[-1], _keyed([(key, value)]))
 
     def _set_items(self, _: Any) -> None:
         items = self._since_mark()
@@ -187,6 +188,8 @@ class Machine:
         self._stack.append(self._known(module, name))
 
     def _known(self, module: Any, name: Any) -> Global:
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise TypeError("a global that is no name")
         known = (module, name) in _OPAQUE or (module, name) in _CALLS
         known = known or (module in ("torch", "torch.storage") and (name in _STORAGES or name in _DTYPES))
         if not known:
@@ -251,11 +254,20 @@ def _parameter(data: Any, *_: Any) -> Any:
 
 
 def _ordered(*arguments: Any) -> dict[Any, Any]:
-    return dict(*arguments) if arguments else {}
+    (pairs,) = arguments or ((),)
+    return _keyed((key, value) for key, value in pairs)
 
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:
-    return dict(zip(items[::2], items[1::2], strict=True))
+    return _keyed(zip(items[::2], items[1::2], strict=True))
+
+
+def _keyed(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A dictionary of those pairs whose key is a word or a number.
+
+    No other names a tensor, and the hash of tuples in tuples, a million deep, ends the process.
+    """
+    return {key: value for key, value in pairs if isinstance(key, str | int | float | None)}
 
 
 def _update(target: Any, items: dict[Any, Any]) -> None:

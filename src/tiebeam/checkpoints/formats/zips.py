@@ -19,6 +19,8 @@ from tiebeam.checkpoints.dtypes import Array
 from tiebeam.errors import CheckpointError
 
 MOST_MEMBERS = 100_000
+MOST_DIRECTORY = 32 * 2**20
+"""Bytes of the directory: 300 for each of the most members."""
 MOST_EXPANSION = 100
 """Times its stored size that a member may unpack to; weights hardly compress."""
 EXPANSION_FLOOR = 2**20
@@ -82,11 +84,11 @@ def _directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
         if record[:4] != _END64:
             raise CheckpointError("its 64-bit directory is not there", got=repr(record[:4]))
         count, length, start = struct.unpack("<QQQ", record[32:56])
-    if count > MOST_MEMBERS or start + length > end:
+    if count > MOST_MEMBERS or length > MOST_DIRECTORY or start + length > end:
         raise CheckpointError(
             "its directory is too large",
             got=f"{count:,} members, {length:,} bytes",
-            expected=f"at most {MOST_MEMBERS:,}",
+            expected=f"at most {MOST_MEMBERS:,} members, {MOST_DIRECTORY:,} bytes",
         )
     return start, length, count
 
@@ -140,30 +142,14 @@ def source_of(path: Path, member: Member) -> Source:
     """Where a member's bytes are: in the file as they stand, or to be unpacked when they are asked for.
 
     Raises:
-        CheckpointError: Its own header contradicts the directory, or it would unpack to far more than is stored.
+        CheckpointError: Its own header contradicts the directory.
     """
     start = _data_start(path, member)
     if member.method == STORED and member.stored == member.size:
         return Span(path, start, start + member.size)
     if member.method != DEFLATED:
         raise CheckpointError(f"{member.name!r:.80} in '{path}' is packed in a way not read", got=f"{member.method}")
-    check_expansion(path, member)
-    return Packed(path, start, member.stored, member.size)
-
-
-def check_expansion(path: Path, member: Member) -> None:
-    """Refuse a member that would unpack to far more than is stored.
-
-    Raises:
-        CheckpointError: It would.
-    """
-    limit = max(EXPANSION_FLOOR, MOST_EXPANSION * member.stored)
-    if member.size > limit:
-        raise CheckpointError(
-            f"{member.name!r:.80} in '{path}' is too large to be what it says",
-            got=f"{member.size:,} bytes out of {member.stored:,} stored",
-            expected=f"at most {limit:,}",
-        )
+    return Packed(path, member.name, start, member.stored, member.size)
 
 
 def read_member(path: Path, member: Member, most: int) -> bytes:
@@ -194,9 +180,14 @@ def _data_start(path: Path, member: Member) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Deflated bytes; unpacked to a temporary file, of which no private memory is taken."""
+    """Deflated bytes; unpacked to a temporary file, of which no private memory is taken.
+
+    What would unpack to far more than is stored is refused when its values are asked for: a mask of ones may, and
+    nobody asks for it.
+    """
 
     file: Path
+    name: str
     start: int
     stored: int
     size: int
@@ -208,6 +199,13 @@ class Packed:
     def open(self) -> Array:
         if not self.size:
             return np.empty(0, np.uint8)
+        limit = max(EXPANSION_FLOOR, MOST_EXPANSION * self.stored)
+        if self.size > limit:
+            raise CheckpointError(
+                f"{self.name!r:.80} in '{self.file}' is too large to be what it says",
+                got=f"{self.size:,} bytes out of {self.stored:,} stored",
+                expected=f"at most {limit:,}",
+            )
         with tempfile.TemporaryFile() as out:
             self._unpack(out)
             out.flush()
