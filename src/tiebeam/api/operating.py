@@ -9,10 +9,10 @@ from tiebeam.api.look import Look, look
 from tiebeam.backends import entry_of, resolve
 from tiebeam.backends.protocol import Operable, Operator
 from tiebeam.checkpoints.declared import declared_by
-from tiebeam.checkpoints.settings import Setting
+from tiebeam.checkpoints.writing_fields import Setting
 from tiebeam.core.operations.change import Change
 from tiebeam.core.operations.transaction import Transaction
-from tiebeam.errors import BackendError
+from tiebeam.errors import BackendError, InputError, TieError, TraceError
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,27 @@ class Site:
             self.operator.check_here([n for t in seen.tables for n in t.names])
         return seen
 
-    def again(self, seen: Look, vocab: int | None = None) -> Look:
-        """Another look, after it: with the same inputs, or with ids that a smaller vocabulary has too."""
+    def again(self, seen: Look, operation: str, vocab: int | None = None) -> Look:
+        """Another look, after it: with the same inputs, or with ids that a smaller vocabulary has too.
+
+        Raises:
+            TieError: The model does not run any more.
+        """
         args, kwargs = (
             (seen.args, seen.kwargs) if vocab is None else self.operator.within(seen.args, seen.kwargs, vocab)
         )
-        return replace(seen, args=args, kwargs=kwargs, declared=declared_by(self.model)).again()
+        try:
+            return replace(seen, args=args, kwargs=kwargs, declared=declared_by(self.model)).again()
+        except (InputError, TraceError) as error:
+            raise TieError(
+                f"the model does not run after {operation}, which was undone",
+                got=str(error).splitlines()[0],
+                expected="a model that runs as it ran before",
+                hint="something else in it counts on what was changed, a mask over the vocabulary say: change that "
+                "along with it"
+                if vocab is not None
+                else "",
+            ) from error
 
 
 def site_of(model: Any, optimizer: Any, operation: str) -> Site:

@@ -319,6 +319,10 @@ class Operator(Protocol):
         """Every path of the parameter at a path."""
         ...
 
+    def like(self, name: str) -> tuple[str, ...]:
+        """Paths of other parameters of the same shape."""
+        ...
+
     def join(self, names: Sequence[str], on_conflict: OnConflict, undo: Transaction) -> tuple[str, ...]:
         """Make several parameters the first one; notes.
 
@@ -334,8 +338,8 @@ class Operator(Protocol):
         lookups: Sequence[str],
         named: str | None,
         undo: Transaction,
-    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Give the readout a parameter of its own; the names of both.
+    ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """Give the readout a parameter of its own; its names, those of the lookup, and notes.
 
         Raises:
             TieError: There is no place for it.

@@ -163,7 +163,7 @@ def _positive(what: str, value: Any) -> int:
 
 
 class Moments:
-    """Mean and covariance of rows, taken in block by block. Rows of zeros (padding) do not count.
+    """Mean and covariance of rows, taken in block by block. Rows of zeros (padding) do not count, nor broken ones.
 
     Example:
         >>> seen = Moments(2, covariance=True)
@@ -181,7 +181,7 @@ class Moments:
     def take(self, rows: npt.NDArray[np.floating[Any]]) -> None:
         """Take in rows of shape `(n, width)`."""
         kept = np.asarray(rows, dtype=np.float64)
-        kept = kept[(kept != 0).any(axis=1)]
+        kept = kept[(kept != 0).any(axis=1) & np.isfinite(kept).all(axis=1)]
         self.count += len(kept)
         self._sum += kept.sum(axis=0)
         self._squares += float((kept * kept).sum())

@@ -62,16 +62,22 @@ class TorchOperator:
         tensor = slots.find(self.model, name).tensor
         return tuple(n for place in slots.slots_of(self.model, tensor) for n in place.paths)
 
+    def like(self, name: str) -> tuple[str, ...]:
+        tensor = slots.find(self.model, name).tensor
+        return tuple(n for n, p in self.model.named_parameters() if p is not tensor and p.shape == tensor.shape)
+
     def join(self, names: Sequence[str], on_conflict: OnConflict, undo: Transaction) -> tuple[str, ...]:
         _check_unwrapped(self.model)
-        return tying.join(self.model, names, on_conflict, self.remembered, undo)
+        with torch.inference_mode(False):  # what is made there cannot be trained
+            return tying.join(self.model, names, on_conflict, self.remembered, undo)
 
     def part(
         self, table: Sequence[str], readouts: Sequence[str], lookups: Sequence[str], named: str | None,
         undo: Transaction,
-    ) -> tuple[tuple[str, ...], tuple[str, ...]]:  # fmt: skip
+    ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:  # fmt: skip
         _check_unwrapped(self.model)
-        return tying.part(self.model, table, readouts, lookups, named, self.remembered, undo)
+        with torch.inference_mode(False):
+            return tying.part(self.model, table, readouts, lookups, named, self.remembered, undo)
 
     def guard(self, ties: Sequence[Sequence[str]], apart: Sequence[Sequence[str]]) -> TorchGuard:
         return TorchGuard(self.model, ties, apart)
@@ -85,7 +91,7 @@ class TorchOperator:
         todo = list({id(one.tensor): one for one in todo}.values())
         kept = [one.tensor.data for one in todo]
         for one in todo:
-            resizing.resize(self.model, one, plan, self.remembered, undo)
+            resizing.resize(one, plan, self.remembered, undo)
         for one, before in zip(todo, kept, strict=True):
             _check_kept(one, before, plan)
         return tuple(biases)
@@ -96,7 +102,8 @@ class TorchOperator:
     def load(
         self, path: Path, declared: Sequence[Sequence[str]], policy: Mapping[str, Any], undo: Transaction
     ) -> Loaded:
-        return loading.load(self.model, path, declared, policy, self.remembered, undo)
+        with torch.inference_mode(False):
+            return loading.load(self.model, path, declared, policy, self.remembered, undo)
 
     def within(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], vocab: int

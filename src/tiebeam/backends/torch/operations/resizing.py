@@ -18,6 +18,12 @@ from tiebeam.errors import TieError
 PIECE = 1 << 20
 """Elements of the old table that are looked at at a time."""
 
+SIZES = (("num_embeddings", "out_features"), ("in_features", "nf", "num_embeddings", "out_features"))
+"""What modules that hold a table call its count of rows, where rows are on the first axis, and on the second.
+
+No other number that happens to be equal is one: a model that holds its table itself may have a context of that length.
+"""
+
 
 @dataclass(frozen=True)
 class Resized:
@@ -72,8 +78,13 @@ def _check_alone(model: nn.Module, tensor: torch.Tensor, name: str) -> None:
             )
 
 
-def resize(model: nn.Module, one: Resized, plan: RowPlan, remembered: Remembered, undo: Transaction) -> None:
+def resize(one: Resized, plan: RowPlan, remembered: Remembered, undo: Transaction) -> None:
     """Give a tensor, its gradient, its optimizer's state and its modules' sizes other rows."""
+    with torch.inference_mode(one.tensor.is_inference()):  # the new memory has to be of the old one's kind
+        _resize(one, plan, remembered, undo)
+
+
+def _resize(one: Resized, plan: RowPlan, remembered: Remembered, undo: Transaction) -> None:
     tensor = one.tensor
     fresh = rows_of(tensor.detach(), one.axis, plan, one.ordinal)
     grad = tensor.grad
@@ -84,7 +95,8 @@ def resize(model: nn.Module, one: Resized, plan: RowPlan, remembered: Remembered
     before = tensor.data
 
     def put_back() -> None:
-        _set_data(tensor, before)
+        with torch.inference_mode(tensor.is_inference()):
+            _set_data(tensor, before)
         tensor.grad = grad
 
     undo.did(put_back)
@@ -101,6 +113,9 @@ def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
     other = torch.float64 if data.dtype != torch.float64 else torch.float32
     tensor.data = torch.empty(0, dtype=other, device=data.device)
     tensor.data = data
+    if not tensor.is_inference():
+        with torch.no_grad():
+            tensor[:0].zero_()  # counts as a write: a backward pass that needs the old rows says so
 
 
 def _state_rows(entry: str, value: torch.Tensor, axis: int, plan: RowPlan) -> torch.Tensor:
@@ -174,11 +189,9 @@ def _pieces(rows: torch.Tensor) -> Iterator[torch.Tensor]:
 def _set_sizes(place: Slot, one: Resized, plan: RowPlan, undo: Transaction) -> None:
     """Let the module that holds it know: its counts of rows, and which row is padding."""
     module = place.module
-    width = one.tensor.shape[1 - one.axis] if one.tensor.dim() == 2 else None
-    known = ("num_embeddings", "out_features") if one.axis == 0 else ("in_features", "nf")
-    for name, value in list(vars(module).items()):
-        # Whose parameter has `before` rows and another width has no other reason to hold that number.
-        if type(value) is int and value == plan.before and (name in known or (width not in (None, plan.before))):
+    square = set(one.tensor.shape) == {plan.after, plan.before}
+    for name in SIZES[one.axis][: 2 if square else None]:
+        if type(value := vars(module).get(name)) is int and value == plan.before:
             _attribute(module, name, plan.after, undo)
     row = getattr(module, "padding_idx", None)
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and row is not None:

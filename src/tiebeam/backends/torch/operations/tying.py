@@ -1,5 +1,6 @@
 """One parameter out of several, and two out of one."""
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -42,7 +43,7 @@ def join(
     for other in others:
         _join_gradients(owner, other, undo)
         remembered.join(other, owner, name_of[id(other)], name_of[id(owner)], undo)
-        if other._backward_hooks:
+        if _hooked(other):
             notes.append(f"hooks on {name_of[id(other)]!r} went with it")
         for place in slots_of(model, other):
             place.put(owner, undo)
@@ -115,15 +116,24 @@ def _join_gradients(owner: torch.Tensor, other: torch.Tensor, undo: Transaction)
     """The gradient of one table in two roles is the sum."""
     if other.grad is None:
         return
-    before = owner.grad
+    before, theirs = owner.grad, other.grad.detach()
     undo.did(lambda: setattr(owner, "grad", before))
-    owner.grad = other.grad.detach().clone() if before is None else before + other.grad.to(before.device)
+    if before is None:
+        owner.grad = theirs.clone()
+        return
+    theirs = theirs.to(before.device)
+    # A lookup's gradient may be sparse; only the dense one of both can be added to.
+    owner.grad = before + theirs if before.layout == torch.strided else theirs + before
+
+
+def _hooked(p: torch.Tensor) -> bool:
+    return bool(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None))
 
 
 def part(
     model: nn.Module, table: Sequence[str], readouts: Sequence[str], lookups: Sequence[str], named: str | None,
     remembered: Remembered, undo: Transaction,
-) -> tuple[tuple[str, ...], tuple[str, ...]]:  # fmt: skip
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:  # fmt: skip
     """Give the readout a parameter of its own: equal values, and a copy of what is remembered.
 
     Args:
@@ -132,7 +142,7 @@ def part(
         named: A name of the readout, where the caller says it.
 
     Returns:
-        The names of the readout, and those of the lookup.
+        The names of the readout, those of the lookup, and notes.
 
     Raises:
         TieError: The model has no place of its own for the readout.
@@ -154,13 +164,14 @@ def part(
             "tie that, and untie; or name its parameter: readout=...",
         )
     names = tuple(n for place in chosen for n in place.paths)
-    fresh = torch.nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad)
+    fresh = copy.deepcopy(p)  # as its own class copies it
     fresh.__dict__.update(p.__dict__)  # marks that trainers leave on parameters
     fresh.grad = None if p.grad is None else p.grad.detach().clone()
-    remembered.add_beside(fresh, p, names[0], undo)
     for place in chosen:
         place.put(fresh, undo)
-    return names, tuple(n for place in kept for n in place.paths)
+    remembered.add_beside(fresh, p, names[0], list(model.parameters()), undo)
+    notes = (f"hooks on {table[0]!r} stay with the lookup",) if _hooked(p) else ()
+    return names, tuple(n for place in kept for n in place.paths), notes
 
 
 def _of_readout(
