@@ -1,6 +1,6 @@
 """What a backend implements: one class over one model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
@@ -358,7 +358,7 @@ class Operator(Protocol):
         """
         ...
 
-    def write(self, file: Path) -> tuple[tuple[str, ...], ...]:
+    def write(self, file: Path, apart: Collection[str] = ()) -> tuple[tuple[str, ...], ...]:
         """Write every tensor once, as a whole or not at all; the groups of names that were one."""
         ...
 

@@ -1,6 +1,6 @@
 """`backends.protocol.Operator` for PyTorch: writes to one model and to the optimizers that train it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +51,7 @@ class TorchOperator:
         held = dict(self.model.named_parameters(remove_duplicate=False))
         away = next((n for n in names if n in held and held[n].is_meta), None)
         if away is not None:
-            raise TieError(
-                f"{away!r} lies elsewhere: a wrapper fetches it for each pass, and what is written is lost",
-                got="a parameter on meta that has values while the model runs",
-                expected="parameters in memory",
-                hint="change the model before it is offloaded",
-            )
+            raise slots.elsewhere(away)
 
     def names_of(self, name: str) -> tuple[str, ...]:
         tensor = slots.find(self.model, name).tensor
@@ -96,8 +91,8 @@ class TorchOperator:
             _check_kept(one, before, plan)
         return tuple(biases)
 
-    def write(self, file: Path) -> tuple[tuple[str, ...], ...]:
-        return files.write(self.model, file)
+    def write(self, file: Path, apart: Collection[str] = ()) -> tuple[tuple[str, ...], ...]:
+        return files.write(self.model, file, apart)
 
     def load(
         self, path: Path, declared: Sequence[Sequence[str]], policy: Mapping[str, Any], undo: Transaction

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tiebeam.backends.torch.operations.remembered import Remembered
-from tiebeam.backends.torch.operations.slots import Slot, check_plain, find, slots_of
+from tiebeam.backends.torch.operations.slots import Slot, beside_in_memory, check_plain, find, slots_of
 from tiebeam.backends.torch.parts import unrecorded
 from tiebeam.core.operations.rows import Moments, RowPlan, new_rows
 from tiebeam.core.operations.state import of_new_rows
@@ -66,16 +66,18 @@ def wanted(model: nn.Module, name: str, vocab: int, axis: int | None, ordinal: i
 
 def _check_alone(model: nn.Module, tensor: torch.Tensor, name: str) -> None:
     """Raise where another parameter lies in the same memory: it would be left behind."""
-    if tensor.is_meta:
+    beside = beside_in_memory(model, tensor)
+    if not beside:
         return
-    address = tensor.untyped_storage()._cdata
-    for other, p in model.named_parameters():
-        if p is not tensor and p.layout == torch.strided and not p.is_meta and p.untyped_storage()._cdata == address:
-            raise TieError(
-                f"{name!r} and {other!r} are two parameters in one storage",
-                expected="one parameter, or two in memory of their own",
-                hint=f"tiebeam.retie(model, ties=[({name!r}, {other!r})]) makes them one",
-            )
+    other, _, shared = next((b for b in beside if b[2]), beside[0])
+    raise TieError(
+        f"{name!r} and {other!r} are two parameters in one storage",
+        got="the same elements" if shared else "parts of one buffer",
+        expected="one parameter, or two in memory of their own",
+        hint=f"tiebeam.retie(model, ties=[({name!r}, {other!r})]) makes them one"
+        if shared
+        else "resize before the parameters are laid into one buffer",
+    )
 
 
 def resize(one: Resized, plan: RowPlan, remembered: Remembered, undo: Transaction) -> None:

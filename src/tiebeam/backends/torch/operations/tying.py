@@ -7,7 +7,15 @@ import torch
 from torch import nn
 
 from tiebeam.backends.torch.operations.remembered import Remembered
-from tiebeam.backends.torch.operations.slots import Slot, check_plain, distinct, find, slots_of
+from tiebeam.backends.torch.operations.slots import (
+    Slot,
+    beside_in_memory,
+    check_in_memory,
+    check_plain,
+    distinct,
+    find,
+    slots_of,
+)
 from tiebeam.backends.torch.parts import lie_alike, unrecorded
 from tiebeam.core.operations.conflicts import OnConflict, conflict
 from tiebeam.core.operations.transaction import Transaction
@@ -27,6 +35,7 @@ def join(
         TieError, ShapeError: They cannot be one, or differ and nothing says whose values count.
     """
     places = [find(model, n) for n in names]
+    check_in_memory(places)
     for place, name in zip(places, names, strict=True):
         _check_parameter(place, name)
     owner, *others = distinct(p.tensor for p in places)
@@ -149,7 +158,9 @@ def part(
     """
     p = find(model, table[0]).tensor
     check_plain(p, table[0])
-    places = slots_of(model, p)
+    aliases = [other for _, other, shared in beside_in_memory(model, p) if shared and other.shape == p.shape]
+    places = [place for tensor in (p, *aliases) for place in slots_of(model, tensor)]
+    check_in_memory(places)
     if any(place.buffer for place in places):
         raise TieError(f"{table[0]!r} is a buffer", expected="a parameter")
     chosen = _of_readout(model, places, readouts, lookups, named)
@@ -163,15 +174,24 @@ def part(
             hint="give the model a layer for its readout (nn.Linear(width, vocab, bias=False)) that its forward calls, "
             "tie that, and untie; or name its parameter: readout=...",
         )
-    names = tuple(n for place in chosen for n in place.paths)
+    outs, ins = (tuple(n for place in those for n in place.paths) for those in (chosen, kept))
+    if aliases and not {id(s.tensor) for s in chosen} & {id(s.tensor) for s in kept}:
+        for tensor in distinct(s.tensor for s in chosen):  # parameters of their own, but for the memory
+            _move_out(tensor, undo)
+        return outs, ins, ()
     fresh = copy.deepcopy(p)  # as its own class copies it
     fresh.__dict__.update(p.__dict__)  # marks that trainers leave on parameters
     fresh.grad = None if p.grad is None else p.grad.detach().clone()
     for place in chosen:
         place.put(fresh, undo)
-    remembered.add_beside(fresh, p, names[0], list(model.parameters()), undo)
-    notes = (f"hooks on {table[0]!r} stay with the lookup",) if _hooked(p) else ()
-    return names, tuple(n for place in kept for n in place.paths), notes
+    remembered.add_beside(fresh, p, outs[0], list(model.parameters()), undo)
+    return outs, ins, (f"hooks on {table[0]!r} stay with the lookup",) if _hooked(p) else ()
+
+
+def _move_out(tensor: torch.Tensor, undo: Transaction) -> None:
+    before = tensor.data
+    undo.did(lambda: setattr(tensor, "data", before))
+    tensor.data = before.clone()
 
 
 def _of_readout(
