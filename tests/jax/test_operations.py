@@ -1,5 +1,6 @@
 """Operations on params trees: other rows, their optimizer state, and what has no meaning in JAX."""
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -127,9 +128,18 @@ def test_a_smaller_vocabulary_and_shapes_alone() -> None:
 
 
 def test_what_has_no_meaning_is_refused_with_what_to_do() -> None:
-    for operation in (tiebeam.tie, tiebeam.untie, tiebeam.resize, tiebeam.guard):
-        with pytest.raises(BackendError, match="one leaf in both roles"):
-            operation(Equinox())
+    reasons: dict[str, tuple[Callable[..., Any], ...]] = {
+        "one leaf in both roles": (tiebeam.tie, tiebeam.untie, tiebeam.retie),
+        "no load and no move": (tiebeam.guard, tiebeam.ties),
+        "fields of this module": (lambda m: tiebeam.resize(m, 9),),
+        "writes it once": (lambda m: tiebeam.save(m, "m.safetensors"), lambda m: tiebeam.load(m, "m.safetensors")),
+    }
+    for reason, operations in reasons.items():
+        for operation in operations:
+            with pytest.raises(BackendError, match=reason):
+                operation(Equinox())
+    with pytest.raises(BackendError, match="resize_params"):
+        tiebeam.resize(Linen(), 320)
     with pytest.raises(BackendError, match="holds its own arrays"):
         tiebeam.resize_params(Equinox(), 320, IDS)
     with pytest.raises(RangeError):

@@ -64,7 +64,7 @@ def save(model: Any, path: str | Path, *, on_conflict: OnFlag = "error") -> tupl
         )
     with Transaction() as undo, contextlib.ExitStack() as stack:
         groups = site.operator.groups()
-        _agree(model, groups, on_conflict, undo)
+        _agree(model, site.operator.names(), groups, on_conflict, undo)
         beside = () if folder is None else _configs(model, folder, stack)
         written = site.operator.write(target / WEIGHTS if folder else target, left_shared(model, groups))
         for file in beside:
@@ -74,7 +74,7 @@ def save(model: Any, path: str | Path, *, on_conflict: OnFlag = "error") -> tupl
 
 def _configs(model: Any, folder: Path, stack: contextlib.ExitStack) -> list[Path]:
     """What configs write of themselves, beside their place: put there when the weights are."""
-    held = [c for name in CONFIGS if hasattr(c := getattr(model, name, None), "save_pretrained")]
+    held: list[Any] = [c for name in CONFIGS if hasattr(c := getattr(model, name, None), "save_pretrained")]
     if not held:
         return []
     aside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".config.", dir=folder)))
@@ -83,12 +83,13 @@ def _configs(model: Any, folder: Path, stack: contextlib.ExitStack) -> list[Path
     return sorted(aside.iterdir())
 
 
-def _agree(model: Any, groups: Sequence[Sequence[str]], on_conflict: OnFlag, undo: Transaction) -> None:
+def _agree(
+    model: Any, names: Sequence[str], groups: Sequence[Sequence[str]], on_conflict: OnFlag, undo: Transaction
+) -> None:
     """Hold what config and class declare against what is one tensor."""
     declared = declared_by(model)
     if on_conflict == "keep" or declared is None or not declared.keys or not declared.flag_present:
         return
-    names = [n for n, _ in model.named_parameters(remove_duplicate=False)]
     wanted = [g for g in declared.groups(names) if len(g) > 1]
     if not declared.tied:  # what else the class ties is no contradiction: both are written
         wanted = [g for g in wanted if model.get_parameter(g[0]).dim() > 1]

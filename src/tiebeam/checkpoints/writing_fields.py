@@ -103,10 +103,6 @@ class Fields:
         return undo
 
 
-def _said(value: Any) -> str:
-    return "absent" if value is ABSENT else repr(value)
-
-
 def _frozen(scope: Any) -> bool:
     of = getattr(type(scope), "__dataclass_params__", None)
     return dataclasses.is_dataclass(scope) and bool(of is not None and of.frozen)

@@ -96,7 +96,7 @@ def plan_rows(
         >>> plan_rows(3, tokens=({"a": 0, "b": 1, "c": 2}, {"c": 0, "d": 1})).source.tolist()
         [2, -1]
     """
-    if not isinstance(rows, str) or rows not in get_args(How):
+    if rows not in get_args(How):
         raise RangeError("there are no such rows", got=f"rows={rows!r}", expected=", ".join(map(repr, get_args(How))))
     seed = _whole("the seed", seed, least=0)
     if ids is not None and tokens is not None:
@@ -139,9 +139,10 @@ def _origins(
 
 
 def _by_token(tokens: tuple[Mapping[str, int], Mapping[str, int]]) -> dict[int, int]:
-    if len(tokens) != 2 or not all(isinstance(one, Mapping) for one in tokens):
+    given: Sequence[Any] = tokens
+    if len(given) != 2 or not all(isinstance(one, Mapping) for one in given):
         raise RangeError(
-            "tokens are two vocabularies", got=f"{len(tokens)} of them", expected="(old, new), each token -> id"
+            "tokens are two vocabularies", got=f"{len(given)} of them", expected="(old, new), each token -> id"
         )
     old, new = tokens
     for name, one in (("old", old), ("new", new)):

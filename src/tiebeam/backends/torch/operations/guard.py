@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from tiebeam.backends.torch.names import all_parameters
 from tiebeam.backends.torch.operations import watched
 from tiebeam.backends.torch.operations.watched import watch, watch_no_more
 from tiebeam.core.operations.ties import as_named_now
@@ -79,7 +80,7 @@ class TorchGuard:
             TieBroken: With the names, and the call that did it where it was seen.
         """
         target = self.model if model is None else model
-        names = [n for n, _ in target.named_parameters(remove_duplicate=False)]
+        names = list(all_parameters(target))
         culprit = self.culprit if model is None else None
         for group, one in (*((g, True) for g in self.ties), *((g, False) for g in self.apart)):
             now = as_named_now(group, names)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tiebeam.backends.torch.names import all_parameters
 from tiebeam.backends.torch.operations import files, loading, resizing, slots, tying
 from tiebeam.backends.torch.operations.guard import TorchGuard
 from tiebeam.backends.torch.operations.remembered import Remembered
@@ -39,7 +40,7 @@ class TorchOperator:
         return tuple(self.remembered.said)
 
     def names(self) -> tuple[str, ...]:
-        return tuple(n for n, _ in self.model.named_parameters(remove_duplicate=False))
+        return tuple(all_parameters(self.model))
 
     def groups(self) -> tuple[tuple[str, ...], ...]:
         return slots.groups(self.model)
@@ -48,7 +49,7 @@ class TorchOperator:
         return len({id(slots.find(self.model, n).tensor) for n in names}) == 1
 
     def check_here(self, names: Sequence[str]) -> None:
-        held = dict(self.model.named_parameters(remove_duplicate=False))
+        held = all_parameters(self.model)
         away = next((n for n in names if n in held and held[n].is_meta), None)
         if away is not None:
             raise slots.elsewhere(away)

@@ -136,7 +136,7 @@ def _check_apart(one: Any, name: str) -> None:
             f"what the LBFGS remembers cannot be carried over a change of {name!r}",
             got="directions through all parameters at once",
             expected="a state for each parameter, or none yet",
-            hint="operate without optimizer= and build the optimizer anew: its state starts over",
+            hint="operate without the optimizer and build it anew: its state starts over",
         )
 
 
@@ -148,7 +148,7 @@ def _check_plain(state: State, name: str) -> None:
             f"the optimizer's state {nested!r} of {name!r} does not say which of its entries belong to which row",
             got=f"a {type(state[nested]).__name__} of tensors",
             expected="one number for each entry, row or column of the table",
-            hint="operate without optimizer= and build the optimizer anew: its state starts over",
+            hint="operate without the optimizer and build it anew: its state starts over",
         )
 
 

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 import torch
 from torch import nn
 
+from tiebeam.backends.torch.names import all_parameters, module_tree
 from tiebeam.backends.torch.parts import readable, sharded
 from tiebeam.core.operations.transaction import Transaction
 from tiebeam.errors import InputError, TieError
@@ -45,7 +46,7 @@ def slots(model: nn.Module) -> Iterator[Slot]:
     """Every place of a model, each once."""
     paths: dict[int, list[str]] = {}
     modules: dict[int, nn.Module] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
+    for path, module in module_tree(model):
         paths.setdefault(id(module), []).append(path)
         modules[id(module)] = module
     for key, module in modules.items():
@@ -64,7 +65,7 @@ def beside_in_memory(model: nn.Module, tensor: torch.Tensor) -> list[tuple[str, 
     """Other parameters that lie in the same storage: name, object, and whether they share elements."""
     home = tensor.untyped_storage()._cdata if tensor.layout == torch.strided else None
     first, end = _span(tensor)
-    found = []
+    found: list[tuple[str, torch.Tensor, bool]] = []
     for name, p in model.named_parameters():
         if p is not tensor and p.layout == torch.strided and p.untyped_storage()._cdata == home:
             start, last = _span(p)
@@ -73,7 +74,7 @@ def beside_in_memory(model: nn.Module, tensor: torch.Tensor) -> list[tuple[str, 
 
 
 def _span(t: torch.Tensor) -> tuple[int, int]:
-    start = t.storage_offset() * t.element_size()
+    start = int(t.storage_offset()) * t.element_size()
     reach = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1 if t.numel() else 0
     return start, start + reach * t.element_size()
 
@@ -90,7 +91,7 @@ def find(model: nn.Module, name: str) -> Slot:
     if found is not None:
         return found
     home, _, attribute = name.rpartition(".")
-    holder = dict(model.named_modules(remove_duplicate=False)).get(home)
+    holder = dict(module_tree(model)).get(home)
     if holder is not None and isinstance(getattr(holder, attribute, None), torch.Tensor):
         raise TieError(
             f"{name!r} is no parameter: it is computed each time",
@@ -192,7 +193,7 @@ def groups(model: nn.Module) -> tuple[tuple[str, ...], ...]:
         (('embed.weight', 'head.weight'),)
     """
     found: dict[int, list[str]] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
+    for name, p in all_parameters(model).items():
         found.setdefault(id(p), []).append(name)
     return tuple(tuple(names) for names in found.values() if len(names) > 1)
 

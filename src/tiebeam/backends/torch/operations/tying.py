@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from tiebeam.backends.torch.names import module_tree
 from tiebeam.backends.torch.operations.remembered import Remembered
 from tiebeam.backends.torch.operations.slots import (
     Slot,
@@ -199,6 +200,6 @@ def _of_readout(
 ) -> list[Slot]:
     if named is not None:
         return [place for place in places if named in place.paths]
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules = dict(module_tree(model))
     out, looked = ({id(modules[w]) for w in where if w in modules} for where in (readouts, lookups))
     return [place for place in places if id(place.module) in out - looked]
