@@ -9,6 +9,7 @@ from tiebeam.api.look import Look, look
 from tiebeam.api.operating import Site, nothing, put, site_of
 from tiebeam.backends.protocol import Functional
 from tiebeam.checkpoints.settings import id_settings, vocab_settings
+from tiebeam.checkpoints.writing_fields import Fields
 from tiebeam.core.facts import Table
 from tiebeam.core.operations import verify
 from tiebeam.core.operations.beside import logits_of, with_those_beside
@@ -84,11 +85,12 @@ def resize(
     if not plan.changes:
         return nothing("resize", [t.name for t in tables], seen)
     names = [t.names for t in tables]
-    ids_set, gone = id_settings(model, plan.before, plan.moved)
+    fields = Fields(model)
+    ids_set, gone = id_settings(model, plan.before, plan.moved, fields)
     idle = _idle(seen, site, tables)
     with Transaction() as undo:
         biases = site.operator.resize(tables, plan, undo)
-        config = put(vocab_settings(model, plan.before, plan.after), undo) + put(ids_set, undo)
+        config = put(vocab_settings(model, plan.before, plan.after, fields), undo) + put(ids_set, undo)
         after = site.again(seen, "resize", plan.after)
         for group in names:
             verify.check_sizes("resize", after.tables, group, plan.after)

@@ -63,11 +63,15 @@ def tie_settings(
     return (*found, *(_live_keys_with(model, declared, names) if tied else _live_keys_without(model, names)))
 
 
-def vocab_settings(model: object, before: int, after: int) -> tuple[Setting, ...]:
-    """Say how many rows the table has: wherever the config or a module says the old number under such a name."""
+def vocab_settings(model: object, before: int, after: int, put: Fields | None = None) -> tuple[Setting, ...]:
+    """Say how many rows the table has: wherever the config or a module says the old number under such a name.
+
+    Args:
+        put: What sets other fields of the model along with these.
+    """
     if before == after:
         return ()
-    put = Fields(model)
+    put = put or Fields(model)
     found = [
         put.field(scope, name, after, f"{where}.{name}")
         for where, _, scope in _scopes(model, CONFIGS)
@@ -85,7 +89,7 @@ def vocab_settings(model: object, before: int, after: int) -> tuple[Setting, ...
 
 
 def id_settings(
-    model: object, before: int, moved: Callable[[int], int | None]
+    model: object, before: int, moved: Callable[[int], int | None], put: Fields | None = None
 ) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
     """Let fields that hold token ids follow their rows.
 
@@ -93,6 +97,7 @@ def id_settings(
         model: A live model.
         before: Rows that the table had.
         moved: The new id of an old one, or None where its row is gone.
+        put: What sets other fields of the model along with these.
 
     Returns:
         Fields to set, and notes on ids whose rows are gone: which token to use instead nobody can tell.
@@ -106,7 +111,7 @@ def id_settings(
     """
     found: list[Setting] = []
     gone: list[str] = []
-    put = Fields(model)
+    put = put or Fields(model)
     for where, _, scope in _scopes(model, ID_CONFIGS):
         for name, value in fields(scope).items():
             ids = [value] if type(value) is int else value if isinstance(value, list | tuple) else []

@@ -101,7 +101,7 @@ def plan_load(
             lacking.append(name)
     if lacking:
         more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
-        wrapped = all(any(name.endswith(f".{n}") for n in file) for name in lacking)
+        wrapped = all(any(name.endswith(f".{n}") for n in (*file, *aliases)) for name in lacking)
         raise TieError(
             f"the file lacks {', '.join(map(repr, lacking[:5]))}{more}",
             got=f"{len(file)} tensors",
