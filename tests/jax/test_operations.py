@@ -151,3 +151,18 @@ def test_what_has_no_meaning_is_refused_with_what_to_do() -> None:
 
     with pytest.raises(tiebeam.TieError, match="one parameter first"):
         tiebeam.initialize_params(two, IDS, copied)
+
+
+def test_another_table_of_the_same_ids_takes_its_rows_and_counts_of_them_are_refused() -> None:
+    def beside(params: Any, ids: Any) -> Any:
+        return jnp.tanh(params["table"][ids] + params["more"][ids]) @ params["table"].T
+
+    params = {**tree(), "more": jnp.ones((VOCAB, WIDTH))}
+    fresh, _, _ = tiebeam.resize_params(beside, 320, IDS, params)
+    assert fresh["more"].shape == (320, WIDTH)
+
+    def counted(params: Any, ids: Any) -> Any:
+        return jnp.tanh(params["table"][ids] * params["bias"][ids][..., None]) @ params["table"].T
+
+    with pytest.raises(TieError, match="'bias' is looked up by the ids"):
+        tiebeam.resize_params(counted, 320, IDS, tree())
