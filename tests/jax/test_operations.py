@@ -1,5 +1,6 @@
 """Operations on params trees: other rows, their optimizer state, and what has no meaning in JAX."""
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -127,9 +128,18 @@ def test_a_smaller_vocabulary_and_shapes_alone() -> None:
 
 
 def test_what_has_no_meaning_is_refused_with_what_to_do() -> None:
-    for operation in (tiebeam.tie, tiebeam.untie, tiebeam.resize, tiebeam.guard):
-        with pytest.raises(BackendError, match="one leaf in both roles"):
-            operation(Equinox())
+    reasons: dict[str, tuple[Callable[..., Any], ...]] = {
+        "one leaf in both roles": (tiebeam.tie, tiebeam.untie, tiebeam.retie),
+        "no load and no move": (tiebeam.guard, tiebeam.ties),
+        "fields of this module": (lambda m: tiebeam.resize(m, 9),),
+        "writes it once": (lambda m: tiebeam.save(m, "m.safetensors"), lambda m: tiebeam.load(m, "m.safetensors")),
+    }
+    for reason, operations in reasons.items():
+        for operation in operations:
+            with pytest.raises(BackendError, match=reason):
+                operation(Equinox())
+    with pytest.raises(BackendError, match="resize_params"):
+        tiebeam.resize(Linen(), 320)
     with pytest.raises(BackendError, match="holds its own arrays"):
         tiebeam.resize_params(Equinox(), 320, IDS)
     with pytest.raises(RangeError):
@@ -141,3 +151,18 @@ def test_what_has_no_meaning_is_refused_with_what_to_do() -> None:
 
     with pytest.raises(tiebeam.TieError, match="one parameter first"):
         tiebeam.initialize_params(two, IDS, copied)
+
+
+def test_another_table_of_the_same_ids_takes_its_rows_and_counts_of_them_are_refused() -> None:
+    def beside(params: Any, ids: Any) -> Any:
+        return jnp.tanh(params["table"][ids] + params["more"][ids]) @ params["table"].T
+
+    params = {**tree(), "more": jnp.ones((VOCAB, WIDTH))}
+    fresh, _, _ = tiebeam.resize_params(beside, 320, IDS, params)
+    assert fresh["more"].shape == (320, WIDTH)
+
+    def counted(params: Any, ids: Any) -> Any:
+        return jnp.tanh(params["table"][ids] * params["bias"][ids][..., None]) @ params["table"].T
+
+    with pytest.raises(TieError, match="'bias' is looked up by the ids"):
+        tiebeam.resize_params(counted, 320, IDS, tree())

@@ -212,3 +212,13 @@ def test_a_shared_table_takes_the_readouts_precision() -> None:
     assert found.bits == {"lookup": 4, "readout": 6}
     assert found.advice == "shared"
     assert "one table at 6 bits" in found.reason
+
+
+def test_logits_that_are_no_numbers_are_not_taken_for_untouched_ones() -> None:
+    """A divergence of NaN read as 0, and four bits were advised."""
+    model = torch.nn.Sequential(torch.nn.Embedding(50, 16), torch.nn.Linear(16, 50, bias=False))
+    model[1].weight = model[0].weight
+    with torch.no_grad():
+        model[0].weight[7] = float("nan")
+    with pytest.raises(tiebeam.InputError, match="not finite"):
+        tiebeam.sensitivity(model, torch.arange(8)[None])

@@ -6,13 +6,14 @@ from typing import Any
 
 from tiebeam.api.inspection import report_of
 from tiebeam.api.look import Look, look
+from tiebeam.api.no_meaning import no_meaning
 from tiebeam.backends import entry_of, resolve
 from tiebeam.backends.protocol import Operable, Operator
 from tiebeam.checkpoints.declared import declared_by
-from tiebeam.checkpoints.settings import Setting
+from tiebeam.checkpoints.writing_fields import Setting
 from tiebeam.core.operations.change import Change
 from tiebeam.core.operations.transaction import Transaction
-from tiebeam.errors import BackendError
+from tiebeam.errors import InputError, TieError, TraceError
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,27 @@ class Site:
             self.operator.check_here([n for t in seen.tables for n in t.names])
         return seen
 
-    def again(self, seen: Look, vocab: int | None = None) -> Look:
-        """Another look, after it: with the same inputs, or with ids that a smaller vocabulary has too."""
+    def again(self, seen: Look, operation: str, vocab: int | None = None) -> Look:
+        """Another look, after it: with the same inputs, or with ids that a smaller vocabulary has too.
+
+        Raises:
+            TieError: The model does not run any more.
+        """
         args, kwargs = (
             (seen.args, seen.kwargs) if vocab is None else self.operator.within(seen.args, seen.kwargs, vocab)
         )
-        return replace(seen, args=args, kwargs=kwargs, declared=declared_by(self.model)).again()
+        try:
+            return replace(seen, args=args, kwargs=kwargs, declared=declared_by(self.model)).again()
+        except (InputError, TraceError) as error:
+            raise TieError(
+                f"the model does not run after {operation}, which was undone",
+                got=str(error).splitlines()[0],
+                expected="a model that runs as it ran before",
+                hint="something else in it counts on what was changed, a mask over the vocabulary say: change that "
+                "along with it"
+                if vocab is not None
+                else "",
+            ) from error
 
 
 def site_of(model: Any, optimizer: Any, operation: str) -> Site:
@@ -44,23 +60,12 @@ def site_of(model: Any, optimizer: Any, operation: str) -> Site:
         BackendError: Its framework has no such operation, with the reason.
         InputError: The optimizer is none, or of another model.
     """
-    if entry_of(model, ()).functional:
-        raise BackendError(
-            f"{operation} changes a model in place, and arrays of JAX do not change",
-            got=type(model).__name__,
-            expected="a PyTorch model",
-            hint="in JAX whether a table is tied is in the program: read one leaf in both roles; new rows come of "
-            "tiebeam.resize_params(model, vocab, inputs, params)",
-        )
+    entry = entry_of(model, ())
+    if entry.functional:
+        raise no_meaning(operation, model, entry, "")
     backend = resolve(model)
     if not isinstance(backend, Operable):
-        raise BackendError(
-            f"{operation} has no meaning for a model of {backend.framework}",
-            got=backend.name,
-            expected="a PyTorch model",
-            hint="a Keras variable has one shape for life, and layers are built around it: build the model anew, and "
-            "copy its weights",
-        )
+        raise no_meaning(operation, model, None, backend.name)
     return Site(model, backend.operator(optimizer))
 
 

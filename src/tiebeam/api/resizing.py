@@ -5,15 +5,17 @@ from importlib import import_module
 from typing import Any
 
 from tiebeam.api.inspection import report_of
-from tiebeam.api.look import look
-from tiebeam.api.operating import nothing, put, site_of
+from tiebeam.api.look import Look, look
+from tiebeam.api.operating import Site, nothing, put, site_of
 from tiebeam.backends.protocol import Functional
-from tiebeam.checkpoints.settings import vocab_settings
+from tiebeam.checkpoints.settings import id_settings, vocab_settings
+from tiebeam.checkpoints.writing_fields import Fields
 from tiebeam.core.facts import Table
 from tiebeam.core.operations import verify
+from tiebeam.core.operations.beside import logits_of, with_those_beside
 from tiebeam.core.operations.change import Change
 from tiebeam.core.operations.ends import both_ends, check_bare
-from tiebeam.core.operations.rows import How, plan_rows
+from tiebeam.core.operations.rows import How, RowPlan, plan_rows
 from tiebeam.core.operations.transaction import Transaction
 from tiebeam.errors import BackendError, InputError, TieError
 
@@ -76,31 +78,57 @@ def resize(
     """
     site = site_of(model, optimizer, "resize")
     seen = site.seen(inputs)
-    ends = both_ends(seen.tables, lookup, readout)
-    check_bare(*ends)
-    tables = list({t.name: t for t in ends}.values())
-    vocab_now = _one_vocab(tables)
+    tables, vocab_now = _meant(seen, lookup, readout)
     plan = plan_rows(
         vocab_now, vocab, multiple=multiple, ids=ids, tokens=tokens, parts=parts, rows=rows, seed=seed
     )  # fmt: skip
     if not plan.changes:
         return nothing("resize", [t.name for t in tables], seen)
     names = [t.names for t in tables]
+    fields = Fields(model)
+    ids_set, gone = id_settings(model, plan.before, plan.moved, fields)
+    idle = _idle(seen, site, tables)
     with Transaction() as undo:
         biases = site.operator.resize(tables, plan, undo)
-        config = put(vocab_settings(model, plan.before, plan.after), undo)
-        after = site.again(seen, plan.after)
+        config = put(vocab_settings(model, plan.before, plan.after, fields), undo) + put(ids_set, undo)
+        after = site.again(seen, "resize", plan.after)
         for group in names:
             verify.check_sizes("resize", after.tables, group, plan.after)
         verify.check_same_reads("resize", seen.tables, after.tables)
         _check_states(seen.tables, after.tables, names)
-    padded = plan.padding is not None
-    notes = (f"rows {plan.padding} to {plan.after - 1} are padding: no token has them",) if padded else ()
     whole = [*(site.operator.names_of(group[0]) for group in names), *(site.operator.names_of(b) for b in biases)]
     return Change(
-        "resize", tuple(dict.fromkeys(whole)), (plan.before, plan.after), config, site.operator.said, notes,
-        report_of(after),
+        "resize", tuple(dict.fromkeys(whole)), (plan.before, plan.after), config, site.operator.said,
+        (*_notes(plan, seen, after, tables), *idle, *gone), report_of(after),
     )  # fmt: skip
+
+
+def _meant(seen: Look, lookup: str | None, readout: str | None) -> tuple[list[Table], int]:
+    """The tables of a vocabulary, and how many rows they have."""
+    ends = both_ends(seen.tables, lookup, readout)
+    vocab = _one_vocab(ends)
+    tables = with_those_beside(seen.traced.graph, ends, seen.tables, vocab)
+    check_bare(*tables)
+    return tables, vocab
+
+
+def _idle(seen: Look, site: Site, tables: Sequence[Table]) -> tuple[str, ...]:
+    """Parameters of a table's shape that this pass did not read: an adapter's originals, say."""
+    read = {n for v in seen.traced.graph.values if v.leaf is not None for n in v.leaf.names}
+    left = dict.fromkeys(n for t in tables for n in site.operator.like(t.name) if n not in read)
+    return tuple(f"{n} was not read in this pass and keeps its rows" for n in left)
+
+
+def _notes(plan: RowPlan, before: Look, after: Look, tables: Sequence[Table]) -> tuple[str, ...]:
+    notes = []
+    if plan.padding is not None:
+        notes.append(f"rows {plan.padding} to {plan.after - 1} are padding: no token has them")
+    sizes = [logits_of(seen.traced.graph, seen.uses) for seen in (before, after)]
+    if plan.after != plan.before and sizes[1] and sizes[0] == sizes[1]:
+        notes.append(f"the model returns {max(sizes[1])} logits still: its code cuts them off")
+    others = [t.name for t in before.tables if t.vocab == plan.before and t.name not in {u.name for u in tables}]
+    notes += [f"{name} keeps its rows: other ids look it up, or it is read out beside" for name in others]
+    return tuple(notes)
 
 
 def _one_vocab(tables: Sequence[Table]) -> int:
@@ -110,6 +138,7 @@ def _one_vocab(tables: Sequence[Table]) -> int:
             "lookup and readout have vocabularies of their own",
             got=", ".join(f"{t.name}: {t.vocab}" for t in tables),
             expected="one size for both",
+            hint="rows beside one of them are padding: give both as many when the model is built",
         )
     return sizes.pop()
 
@@ -173,11 +202,9 @@ def resize_params(
     """
     seen = look(model, inputs, params=params)
     _check_a_tree(seen.model, model)
-    ends = both_ends(seen.tables, lookup, readout)
-    check_bare(*ends)
-    tables = list({t.name: t for t in ends}.values())
+    tables, vocab_now = _meant(seen, lookup, readout)
     plan = plan_rows(
-        _one_vocab(tables), vocab, multiple=multiple, ids=ids, tokens=tokens, parts=parts, rows=rows, seed=seed
+        vocab_now, vocab, multiple=multiple, ids=ids, tokens=tokens, parts=parts, rows=rows, seed=seed
     )  # fmt: skip
     names = [t.names for t in tables]
     if not plan.changes:
@@ -197,7 +224,7 @@ def resize_params(
     for group in names:
         verify.check_sizes("resize", after.tables, group, plan.after)
     verify.check_same_reads("resize", seen.tables, after.tables)
-    notes = () if plan.padding is None else (f"rows {plan.padding} to {plan.after - 1} are padding: no token has them",)
+    notes = _notes(plan, seen, after, tables)
     changed = (*names, *((b,) for b in biases))
     return fresh, state, Change("resize", changed, (plan.before, plan.after), (), said, notes, report_of(after))
 

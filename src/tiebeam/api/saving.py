@@ -1,12 +1,14 @@
 """`tiebeam.save` and `load`: a file and a live model that may not agree on the tie, and a word on what then."""
 
+import contextlib
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from tiebeam.api.operating import put, site_of
 from tiebeam.checkpoints.declared import declared_by
-from tiebeam.checkpoints.settings import tie_settings
+from tiebeam.checkpoints.settings import left_shared, tie_settings
 from tiebeam.core.operations.change import Change
 from tiebeam.core.operations.conflicts import check_policy
 from tiebeam.core.operations.loading import POLICIES, OnFileConflict, OnMissing
@@ -15,13 +17,16 @@ from tiebeam.errors import InputError, TieError
 
 OnFlag = Literal["error", "fix", "keep"]
 WEIGHTS = "model.safetensors"
+CONFIGS = ("config", "generation_config")
+"""What a model holds that writes itself into a folder."""
 
 
 def save(model: Any, path: str | Path, *, on_conflict: OnFlag = "error") -> tuple[tuple[str, ...], ...]:
     """Write a model's tensors to safetensors, each once; other names stand in the metadata, where `load` reads them.
 
     What is one tensor is seen in memory, not read from a flag. The file is written beside and then put in place, so
-    that nothing half-written is left. Of a folder the config is written too, where it can write itself.
+    that nothing half-written is left. Of a folder the configs are written too, where they can write themselves. What a
+    class declares to be one while its flag is off is written under each name: a loader goes by the flag.
 
     Args:
         model: A PyTorch model.
@@ -34,7 +39,7 @@ def save(model: Any, path: str | Path, *, on_conflict: OnFlag = "error") -> tupl
 
     Raises:
         TieError: Config and tensors contradict each other, or a tensor has no values.
-        InputError: There is no folder to write to.
+        InputError: There is no folder to write to, or the file is read-only.
         BackendError: The model is of a framework without operations.
 
     Example:
@@ -50,25 +55,44 @@ def save(model: Any, path: str | Path, *, on_conflict: OnFlag = "error") -> tupl
     check_policy(on_conflict, ("error", "fix", "keep"))
     site = site_of(model, None, "save")
     target = Path(path)
-    folder = target if target.suffix != ".safetensors" else None
+    folder = target if target.is_dir() or target.suffix != ".safetensors" else None
     if not (target if folder else target.parent).is_dir():
-        raise InputError(f"there is no folder {target if folder else target.parent}", hint="make it first")
-    with Transaction() as undo:
-        _agree(model, site.operator.groups(), on_conflict, undo)
-        written = site.operator.write(target / WEIGHTS if folder else target)
-        config: Any = getattr(model, "config", None)
-        if folder is not None and hasattr(config, "save_pretrained"):
-            config.save_pretrained(folder)
+        raise InputError(
+            f"there is no folder {target if folder else target.parent}",
+            expected="a folder, or the name of a file in one that ends in .safetensors",
+            hint="make it first",
+        )
+    with Transaction() as undo, contextlib.ExitStack() as stack:
+        groups = site.operator.groups()
+        _agree(model, site.operator.names(), groups, on_conflict, undo)
+        beside = () if folder is None else _configs(model, folder, stack)
+        written = site.operator.write(target / WEIGHTS if folder else target, left_shared(model, groups))
+        for file in beside:
+            file.replace(target / file.name)
     return written
 
 
-def _agree(model: Any, groups: Sequence[Sequence[str]], on_conflict: OnFlag, undo: Transaction) -> None:
+def _configs(model: Any, folder: Path, stack: contextlib.ExitStack) -> list[Path]:
+    """What configs write of themselves, beside their place: put there when the weights are."""
+    held: list[Any] = [c for name in CONFIGS if hasattr(c := getattr(model, name, None), "save_pretrained")]
+    if not held:
+        return []
+    aside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".config.", dir=folder)))
+    for config in held:
+        config.save_pretrained(aside)
+    return sorted(aside.iterdir())
+
+
+def _agree(
+    model: Any, names: Sequence[str], groups: Sequence[Sequence[str]], on_conflict: OnFlag, undo: Transaction
+) -> None:
     """Hold what config and class declare against what is one tensor."""
     declared = declared_by(model)
     if on_conflict == "keep" or declared is None or not declared.keys or not declared.flag_present:
         return
-    names = [n for n, _ in model.named_parameters(remove_duplicate=False)]
     wanted = [g for g in declared.groups(names) if len(g) > 1]
+    if not declared.tied:  # what else the class ties is no contradiction: both are written
+        wanted = [g for g in wanted if model.get_parameter(g[0]).dim() > 1]
     one = [any(set(g) <= set(held) for held in groups) for g in wanted]
     if not wanted or (all(one) if declared.tied else not any(one)):
         return
@@ -81,7 +105,7 @@ def _agree(model: Any, groups: Sequence[Sequence[str]], on_conflict: OnFlag, und
             expected="a flag that says what is so",
             hint="on_conflict='fix' sets the flag; tiebeam.retie(model) or tiebeam.untie(model) changes the tensors",
         )
-    put(tie_settings(model, real, None, wanted[0]), undo)
+    put(tie_settings(model, real, None, [n for g in wanted for n in g]), undo)
 
 
 def load(

@@ -71,13 +71,13 @@ def tie(
         check_bare(first, second)
         names, vocab = list(dict.fromkeys((*first.names, *second.names))), first.vocab
     if site.operator.one(names):
-        return nothing("tie", names, seen, tie_settings(model, True, vocab))
+        return nothing("tie", names, seen, tie_settings(model, True, vocab, site.operator.names_of(names[0])))
     with Transaction() as undo:
         notes = site.operator.join(names, on_conflict, undo)
-        config = put(tie_settings(model, True, vocab), undo)
+        config = put(tie_settings(model, True, vocab, site.operator.names_of(names[0])), undo)
         if not site.operator.one(names):
             raise TieError("tie did not come out as planned, and was undone", got=f"{names} are several parameters")
-        after = None if seen is None else site.again(seen)
+        after = None if seen is None else site.again(seen, "tie")
         if seen is not None and after is not None:
             verify.check_one("tie", after.tables, names)
             verify.check_same_reads("tie", seen.tables, after.tables)
@@ -137,16 +137,17 @@ def untie(
         table = first.names
         readouts, lookups = tuple(r.where for r in first.readouts), tuple(u.where for u in first.lookups)
     with Transaction() as undo:
-        outs, ins = site.operator.part(table, readouts, lookups, readout, undo)
+        outs, ins, notes = site.operator.part(table, readouts, lookups, readout, undo)
         if not (site.operator.one(outs) and site.operator.one(ins)) or site.operator.one([*outs, *ins]):
             raise TieError("untie did not come out as planned, and was undone", got=f"{outs} and {ins}")
         config = put(tie_settings(model, False, vocab, outs), undo)
-        after = None if seen is None else site.again(seen)
+        after = None if seen is None else site.again(seen, "untie")
         if seen is not None and after is not None:
             verify.check_two("untie", after.tables, ins, outs)
             verify.check_same_reads("untie", seen.tables, after.tables)
     report = None if after is None else report_of(after)
-    return Change("untie", (ins, outs), None, config, site.operator.said, _left(model, site.operator.groups()), report)
+    notes += _left(model, site.operator.groups())
+    return Change("untie", (ins, outs), None, config, site.operator.said, notes, report)
 
 
 def _left(model: Any, groups: Sequence[Sequence[str]]) -> tuple[str, ...]:

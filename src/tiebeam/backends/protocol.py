@@ -1,6 +1,6 @@
 """What a backend implements: one class over one model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
@@ -319,6 +319,10 @@ class Operator(Protocol):
         """Every path of the parameter at a path."""
         ...
 
+    def like(self, name: str) -> tuple[str, ...]:
+        """Paths of other parameters of the same shape."""
+        ...
+
     def join(self, names: Sequence[str], on_conflict: OnConflict, undo: Transaction) -> tuple[str, ...]:
         """Make several parameters the first one; notes.
 
@@ -334,8 +338,8 @@ class Operator(Protocol):
         lookups: Sequence[str],
         named: str | None,
         undo: Transaction,
-    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Give the readout a parameter of its own; the names of both.
+    ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """Give the readout a parameter of its own; its names, those of the lookup, and notes.
 
         Raises:
             TieError: There is no place for it.
@@ -354,7 +358,7 @@ class Operator(Protocol):
         """
         ...
 
-    def write(self, file: Path) -> tuple[tuple[str, ...], ...]:
+    def write(self, file: Path, apart: Collection[str] = ()) -> tuple[tuple[str, ...], ...]:
         """Write every tensor once, as a whole or not at all; the groups of names that were one."""
         ...
 

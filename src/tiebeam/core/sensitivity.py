@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tiebeam.core.passes import ROLES, Role
 from tiebeam.core.quantise import Rows, bits_each, quantised
 from tiebeam.core.tables import FRESH_ROWS, FRESH_SPREAD
-from tiebeam.errors import RangeError
+from tiebeam.errors import InputError, RangeError
 
 Where = Literal["lookup", "readout", "both"]
 Verdict = Literal["shared", "mixed", "untied", "as it is"]
@@ -155,11 +155,19 @@ def measure_sensitivity(
 
     Raises:
         RangeError: No bits, or a tolerance that is not above 0.
+        InputError: The model's own logits are not finite.
     """
     if not bits or not tolerance > 0:
         raise RangeError("what to try", got=f"bits {tuple(bits)}, tolerance {tolerance}", expected="bits, above 0")
     held = {role: table.rows(role) for role in ROLES}
     base = _counted(table.logits({}), mask)
+    if not np.isfinite(base).all():  # a divergence that is no number would count as none
+        raise InputError(
+            "there is nothing to compare rounded logits with",
+            got="logits that are not finite",
+            expected="finite logits at every position that counts",
+            hint="look for broken rows: tiebeam.inspect(model, inputs)",
+        )
     groups = (None,) if group is None else (None, group)
     effects: list[Effect] = []
     for each in groups:

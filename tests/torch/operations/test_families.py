@@ -68,6 +68,7 @@ def test_a_tied_llama_reloads_tied(tmp_path: Path) -> None:
     model = llama(tie_word_embeddings=False)
     change = tiebeam.tie(model, on_conflict="readout")
     assert change.notes == ()
+    assert model.all_tied_weights_keys == {"lm_head.weight": "model.embed_tokens.weight"}
     again = reloaded(model, tmp_path)
     assert again.lm_head.weight is again.model.embed_tokens.weight
     assert torch.equal(again(IDS).logits, model(IDS).logits)
@@ -98,9 +99,21 @@ def test_a_masked_language_models_bias_goes_with_its_table(tmp_path: Path) -> No
     assert torch.equal(again(IDS).logits, model(IDS).logits)
 
 
-def test_what_a_false_flag_would_part_on_reload_is_said() -> None:
-    change = tiebeam.untie(bert())
-    assert any("bias" in note and "tiebeam.save" in note for note in change.notes)
+@pytest.mark.parametrize("make", [bert, bart])
+def test_what_a_false_flag_would_part_on_reload_is_said_and_saved_under_each_name(make: Any, tmp_path: Path) -> None:
+    """A loader that goes by the flag found one name of two, and drew the other anew."""
+    model = make()
+    inputs = {"input_ids": IDS} if make is bert else BOTH
+    change = tiebeam.untie(model, inputs)
+    assert any("tiebeam.save" in note for note in change.notes)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.add_(1)
+    tiebeam.save(model, tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    assert torch.equal(again(**inputs).logits, model(**inputs).logits)
+    ties = tiebeam.ties(model)
+    tiebeam.load(model, tmp_path)
+    assert tiebeam.ties(model) == ties
 
 
 def test_four_names_of_one_table_stay_one_through_a_resize_and_three_through_an_untie() -> None:
@@ -211,13 +224,22 @@ def test_a_device_map_is_dispatched_without_harm() -> None:
     assert model.lm_head.weight is not model.model.embed_tokens.weight
 
 
-def test_an_offloaded_model_is_refused() -> None:
+def test_an_offloaded_model_is_refused(tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     model = accelerate.cpu_offload(llama(), execution_device=torch.device("cpu"))
     operations: tuple[Callable[..., Any], ...] = (tiebeam.tie, tiebeam.untie, lambda m, ids: tiebeam.resize(m, 80, ids))
     for operation in operations:
         with pytest.raises(TieError, match="lies elsewhere"):
             operation(model, IDS)
+    tiebeam.save(llama(), tmp_path)
+    named: tuple[Callable[..., Any], ...] = (
+        tiebeam.retie,
+        lambda m: tiebeam.load(m, tmp_path),
+        lambda m: tiebeam.untie(m, readout="lm_head.weight"),
+    )
+    for operation in named:
+        with pytest.raises(TieError, match="lies elsewhere"):
+            operation(model)
 
 
 class Composite(torch.nn.Module):
@@ -284,6 +306,16 @@ def test_an_adapter_on_the_readout_is_refused_and_merging_behind_an_untie_is_rig
     merged = adapted.merge_and_unload()
     assert torch.allclose(merged(IDS).logits, logits, atol=1e-5)
     assert merged.config.tie_word_embeddings is False
+
+
+def test_an_adapter_on_the_lookup_has_no_place_for_new_ids_and_originals_beside_are_spoken_of() -> None:
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(llama(), peft.LoraConfig(r=4, target_modules=["embed_tokens"]))
+    with pytest.raises(TieError, match="lora_embedding_A"):
+        tiebeam.resize(adapted, 80, IDS)
+    trained = peft.LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["lm_head", "embed_tokens"])
+    change = tiebeam.resize(peft.get_peft_model(llama(), trained), 80, IDS)
+    assert sum("original_module.weight was not read" in note for note in change.notes) == 1
 
 
 def test_an_adapter_elsewhere_is_no_hindrance() -> None:

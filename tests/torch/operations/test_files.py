@@ -192,3 +192,42 @@ def test_a_flag_that_contradicts_the_tensors_is_not_saved(tmp_path: Path) -> Non
     drifted.lm_head.weight = nn.Parameter(drifted.lm_head.weight.detach() + 1)
     with pytest.raises(TieError, match="contradict"):
         tiebeam.save(drifted, tmp_path)
+
+
+def test_shards_are_neither_saved_nor_loaded_into(tmp_path: Path) -> None:
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    file = file_of(LM(), tmp_path)
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        model = LM()
+        fully_shard(model)
+        for operation in (tiebeam.save, tiebeam.load):
+            with pytest.raises(TieError, match="lies in shards"):
+                operation(model, file)  # type: ignore[operator]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_read_only_file_is_left_and_a_folder_may_be_called_anything(tmp_path: Path) -> None:
+    file = file_of(LM(), tmp_path)
+    file.chmod(0o444)
+    with pytest.raises(InputError, match="read-only"):
+        tiebeam.save(LM(), file)
+    (folder := tmp_path / "run.safetensors").mkdir()
+    tiebeam.save(LM(), folder)
+    assert [p.name for p in folder.iterdir()] == ["model.safetensors"]
+    with pytest.raises(InputError, match="a folder, or the name of a file"):
+        tiebeam.save(LM(), tmp_path / "weights.bin")
+
+
+def test_integers_are_no_values_of_a_float_and_a_wrapper_is_spoken_of(tmp_path: Path) -> None:
+    model = LM(tied=False)
+    before = everything(model)
+    save_file({n: t.to(torch.int8) for n, t in model.state_dict().items()}, tmp_path / "int8.safetensors")
+    with pytest.raises(TieError, match="int8 in the file"):
+        tiebeam.load(model, tmp_path / "int8.safetensors")
+    assert same(everything(model), before)
+    with pytest.raises(TieError, match="load into the module inside"):
+        tiebeam.load(nn.Sequential(model), file_of(LM(), tmp_path))

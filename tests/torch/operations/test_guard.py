@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -305,3 +306,71 @@ def test_there_must_be_a_tie_to_guard() -> None:
     assert guard.ties == (("embed.weight",),)
     with guard:
         model.to(torch.float64)
+
+
+def test_guards_within_one_another_are_each_told() -> None:
+    model = LM()
+    outer, inner = tiebeam.guard(model), tiebeam.guard(model)
+    outer.start()
+    inner.start()
+    outer.stop()  # the other one goes on
+
+    def parts() -> None:
+        model.head = nn.Linear(16, 50)
+        raise AssertionError("the next line")
+
+    with pytest.raises(TieBroken, match=r"nn\.Linear\(16, 50\)"):
+        parts()
+    inner.stop()
+    assert all(type(vars(m)[n]) is dict for m in model.modules() for n in ("_parameters", "_modules"))
+    guard = tiebeam.guard(sound := LM())
+    held = vars(sound)["_modules"]
+    with guard, guard:
+        pass
+    assert vars(sound)["_modules"] is held
+
+
+def test_a_tie_that_another_thread_parts_is_named_in_both_and_no_tracing_is_left() -> None:
+    model, said = LM(), []
+
+    def work() -> None:
+        try:
+            model.head = nn.Linear(16, 50)
+            said.append("the next line")
+        except TieBroken as error:
+            said.append(str(error))
+
+    def block() -> None:
+        with tiebeam.guard(model):
+            (thread := threading.Thread(target=work)).start()
+            thread.join()
+
+    with pytest.raises(TieBroken, match="no longer one"):
+        block()
+    assert len(said) == 1
+    assert "nn.Linear(16, 50)" in said[0]
+    assert sys.gettrace() is None
+
+
+def test_dictionaries_that_are_written_to_in_any_way_tell() -> None:
+    model = LM()
+    fresh = {"weight": nn.Parameter(torch.randn(50, 16))}
+    assert "__ior__" in str(broken(model, lambda: model.head._parameters.__ior__(fresh)))
+
+
+def test_a_table_that_is_a_buffer_is_guarded() -> None:
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.randn(50, 16))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            logits: Tensor = torch.tanh(self.table[ids]) @ self.table.T
+            return logits
+
+    model = Held()
+    guard = tiebeam.guard(model, IDS)
+    guard.check()
+    del model.table
+    with pytest.raises(TieBroken):
+        guard.check()

@@ -1,5 +1,7 @@
 """In the middle of training: where an operation changes nothing, the run goes on as if it had not been, bit by bit."""
 
+import functools
+
 import pytest
 import torch
 from tests.torch.operations.models import FAST, OPTIMIZERS, gpt, gradient, train
@@ -11,6 +13,7 @@ every_optimizer = pytest.mark.parametrize(
 )
 
 
+@functools.cache
 def uninterrupted(kind: str) -> list[float]:
     model = gpt()
     optimizer = OPTIMIZERS[kind](model.parameters())

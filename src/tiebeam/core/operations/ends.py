@@ -24,7 +24,8 @@ def both_ends(tables: Sequence[Table], lookup: str | None = None, readout: str |
     """
     outs = _named([t for t in tables if t.readouts], readout, "readout", tables)
     ins = _named([t for t in tables if t.lookups], lookup, "lookup", tables)
-    pairs = [(i, o) for i in ins for o in outs if _belong(i, o)]
+    said = lookup is not None and readout is not None
+    pairs = [(i, o) for i in ins for o in outs if said or _belong(i, o)]
     whole = [(i, o) for i, o in pairs if i is o]
     pairs = whole or pairs
     if len(pairs) > 1:
@@ -84,7 +85,7 @@ def check_bare(*tables: Table) -> None:
                     got=use.reparametrized,
                     expected="the parameter itself",
                     hint="make it permanent first: torch.nn.utils.parametrize.remove_parametrizations, prune.remove, "
-                    "or merge the adapter",
+                    "or merge the adapter; a lookup that writes into its rows (max_norm) has to stop that meanwhile",
                 )
         for out in t.readouts:
             if out.delta:

@@ -101,11 +101,14 @@ def plan_load(
             lacking.append(name)
     if lacking:
         more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+        wrapped = all(any(name.endswith(f".{n}") for n in (*file, *aliases)) for name in lacking)
         raise TieError(
             f"the file lacks {', '.join(map(repr, lacking[:5]))}{more}",
             got=f"{len(file)} tensors",
             expected="every tensor of the model, or a word in the file or the model on which one stands for it",
-            hint="tie the model first where the table is meant: tiebeam.tie(model, ...)",
+            hint="the model is wrapped, the file is not: load into the module inside"
+            if wrapped
+            else "tie the model first where the table is meant: tiebeam.tie(model, ...)",
         )
     extra = [n for n in file if n not in shapes]
     redundant = {n: tuple(s for s in file if s in shapes and tuple(file[s]) == tuple(file[n])) for n in extra}

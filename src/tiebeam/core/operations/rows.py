@@ -1,6 +1,7 @@
 """Which row of the old table each row of the new one is, and what the new ones are."""
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -97,18 +98,19 @@ def plan_rows(
     """
     if rows not in get_args(How):
         raise RangeError("there are no such rows", got=f"rows={rows!r}", expected=", ".join(map(repr, get_args(How))))
-    if type(seed) is not int or seed < 0:
-        raise RangeError("the seed is no natural number", got=repr(seed), expected="an integer of 0 or above")
+    seed = _whole("the seed", seed, least=0)
     if ids is not None and tokens is not None:
         raise RangeError("ids and tokens both say where rows come from", expected="one of them")
     came, known = _origins(before, ids, tokens)
-    wanted = _positive("vocab", vocab if vocab is not None else known)
-    step = _positive("multiple", 1 if multiple is None else multiple)
+    wanted = known if vocab is None else _whole("vocab", vocab, least=1)
+    if wanted < 1:
+        raise RangeError("no id is spoken of", got="an empty mapping", expected="at least one new id, or vocab=")
+    step = 1 if multiple is None else _whole("multiple", multiple, least=1)
     after = math.ceil(wanted / step) * step
     if came is None:
         source = np.where(np.arange(after) < before, np.arange(after), -1)
     else:
-        if outside := sorted(n for n in came if n >= wanted or n < 0):
+        if outside := sorted(n for n in came if n >= wanted):
             raise RangeError(
                 "an id lies beyond the new vocabulary", got=str(outside[:5]), expected=f"0 to {wanted - 1}"
             )
@@ -126,44 +128,74 @@ def _origins(
 ) -> tuple[dict[int, int] | None, int]:
     """Old id by new id, and how many ids that speaks of."""
     if tokens is not None:
-        old, new = tokens
-        for name, one in (("old", old), ("new", new)):
-            if len(set(one.values())) != len(one):
-                raise RangeError(f"two tokens of the {name} vocabulary have one id", expected="token -> id, each once")
-        ids = {i: old.get(token, -1) for token, i in new.items()}
+        ids = _by_token(tokens)
     if ids is None:
         return None, before
-    pairs = dict(ids.items() if isinstance(ids, Mapping) else enumerate(ids))
+    held = ids.items() if isinstance(ids, Mapping) else enumerate(_several("ids", ids))
+    pairs = {_whole("a new id", n, least=0): _whole("an old id", o) for n, o in held}
     if outside := sorted({o for o in pairs.values() if o >= before}):
         raise RangeError("an old id lies beyond the table", got=str(outside[:5]), expected=f"0 to {before - 1}")
-    return {int(n): int(o) for n, o in pairs.items() if o >= 0}, max(pairs, default=-1) + 1
+    return {n: o for n, o in pairs.items() if o >= 0}, max(pairs, default=-1) + 1
+
+
+def _by_token(tokens: tuple[Mapping[str, int], Mapping[str, int]]) -> dict[int, int]:
+    given: Sequence[Any] = tokens
+    if len(given) != 2 or not all(isinstance(one, Mapping) for one in given):
+        raise RangeError(
+            "tokens are two vocabularies", got=f"{len(given)} of them", expected="(old, new), each token -> id"
+        )
+    old, new = tokens
+    for name, one in (("old", old), ("new", new)):
+        if len(set(one.values())) != len(one):
+            raise RangeError(f"two tokens of the {name} vocabulary have one id", expected="token -> id, each once")
+    return {i: old.get(token, -1) for token, i in new.items()}
 
 
 def _parts(parts: Mapping[int, Sequence[int]] | None, source: Ids, before: int) -> dict[int, tuple[int, ...]]:
+    if parts is not None and not isinstance(parts, Mapping):
+        raise RangeError("parts are a mapping", got=f"a {type(parts).__name__}", expected="new id -> old ids")
     found: dict[int, tuple[int, ...]] = {}
-    for new, pieces in (parts or {}).items():
-        if not 0 <= new < len(source) or source[new] >= 0:
+    for key, value in (parts or {}).items():
+        new = _whole("a new id", key, least=0)
+        if new >= len(source) or source[new] >= 0:
             raise RangeError(
                 "parts are given for a row that is not new", got=f"row {new}", expected="an id without an old row"
             )
-        if not pieces or any(not 0 <= p < before for p in pieces):
+        pieces = tuple(_whole("a part", p, least=0) for p in _several(f"the parts of row {new}", value))
+        if not pieces or any(p >= before for p in pieces):
             raise RangeError(
                 f"the parts of row {new} are no rows of the old table",
                 got=str(list(pieces)),
                 expected=f"at least one id, each 0 to {before - 1}",
             )
-        found[int(new)] = tuple(map(int, pieces))
+        found[new] = pieces
     return found
 
 
-def _positive(what: str, value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise RangeError(f"{what} is out of range", got=repr(value), expected="an integer of 1 or above")
-    return value
+def _several(what: str, value: Any) -> list[Any]:
+    try:
+        return list(value)
+    except TypeError as error:
+        raise RangeError(f"{what} are several", got=repr(value), expected="a sequence of whole numbers") from error
+
+
+def _whole(what: str, value: Any, *, least: int | None = None) -> int:
+    """A whole number, of any library's kind."""
+    try:
+        number = None if isinstance(value, bool | np.bool_) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or (least is not None and number < least):
+        raise RangeError(
+            f"{what} is out of range",
+            got=repr(value),
+            expected="an integer" if least is None else f"an integer of {least} or above",
+        )
+    return number
 
 
 class Moments:
-    """Mean and covariance of rows, taken in block by block. Rows of zeros (padding) do not count.
+    """Mean and covariance of rows, taken in block by block. Rows of zeros (padding) do not count, nor broken ones.
 
     Example:
         >>> seen = Moments(2, covariance=True)
@@ -181,7 +213,7 @@ class Moments:
     def take(self, rows: npt.NDArray[np.floating[Any]]) -> None:
         """Take in rows of shape `(n, width)`."""
         kept = np.asarray(rows, dtype=np.float64)
-        kept = kept[(kept != 0).any(axis=1)]
+        kept = kept[(kept != 0).any(axis=1) & np.isfinite(kept).all(axis=1)]
         self.count += len(kept)
         self._sum += kept.sum(axis=0)
         self._squares += float((kept * kept).sum())

@@ -71,5 +71,5 @@ def rows_axis(entry: str, shape: tuple[int, ...], table: tuple[int, ...], vocab_
         f"the optimizer's state {entry!r} does not say which of its entries belong to which row",
         got=f"shape {shape} beside a table of {table}",
         expected="one number for each entry, row or column of the table",
-        hint="operate without optimizer= and build the optimizer anew: its state starts over",
+        hint="operate without the optimizer and build it anew: its state starts over",
     )

@@ -5,14 +5,14 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from tiebeam.backends.torch.operations.slots import slots
+from tiebeam.backends.torch.operations.slots import check_whole, slots
 from tiebeam.core.operations.transaction import Transaction
 from tiebeam.errors import InputError, TieError
 
@@ -39,16 +39,22 @@ def same_tensors(held: Mapping[str, torch.Tensor]) -> list[tuple[str, ...]]:
     return [tuple(names) for names in found.values()]
 
 
-def write(model: nn.Module, file: Path) -> tuple[tuple[str, ...], ...]:
+def write(model: nn.Module, file: Path, apart: Collection[str] = ()) -> tuple[tuple[str, ...], ...]:
     """Write a file as a whole or not at all; the groups of names that were written once.
+
+    Args:
+        apart: Names that are written although their tensor is there under another one.
 
     Raises:
         TieError: A tensor has no values, or none that safetensors could hold.
+        InputError: The file or its folder is not to be written to.
     """
     from safetensors.torch import save_file
 
     held = state(model)
-    groups = same_tensors(held)
+    for n, t in held.items():
+        check_whole(t, n)
+    groups = [g for names in same_tensors(held) for g in _apart(names, apart)]
     empty = [n for n, t in held.items() if t.is_meta or t.layout != torch.strided]
     if empty:
         raise TieError(
@@ -63,7 +69,12 @@ def write(model: nn.Module, file: Path) -> tuple[tuple[str, ...], ...]:
             tensors[name] = t.clone()
         seen.add(t.untyped_storage()._cdata)
     aliases = {alias: names[0] for names in groups for alias in names[1:]}
-    handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    if file.exists() and not file.stat().st_mode & 0o222:
+        raise InputError(f"{file} is read-only", expected="a file that may be replaced, or another name")
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    except OSError as error:
+        raise InputError(f"{file.parent} cannot be written to: {error}", expected="a folder that can be") from error
     os.close(handle)
     try:
         save_file(tensors, name, metadata={**FORMAT, **aliases})
@@ -73,6 +84,12 @@ def write(model: nn.Module, file: Path) -> tuple[tuple[str, ...], ...]:
         Path(name).unlink(missing_ok=True)
         raise
     return tuple(names for names in groups if len(names) > 1)
+
+
+def _apart(names: tuple[str, ...], apart: Collection[str]) -> Iterator[tuple[str, ...]]:
+    together = tuple(n for n in names if n not in apart) or names[:1]
+    yield together
+    yield from ((n,) for n in names if n not in together)
 
 
 def _umask() -> int:
@@ -159,6 +176,13 @@ class Places:
         have stepped one.
         """
         tensor = self.by_path[name].tensor
+        if values.is_floating_point() != tensor.is_floating_point() and not tensor.is_complex():
+            raise TieError(
+                f"{name!r} does not fit",
+                got=f"{values.dtype} in the file",
+                expected=f"{tensor.dtype}, as the model has it",
+                hint="a quantised file is for the quantised model",
+            )
         if tensor.is_meta:
             fresh = values.to(tensor.dtype)
             made: torch.Tensor = (

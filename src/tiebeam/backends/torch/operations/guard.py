@@ -9,7 +9,8 @@ an optimizer or the end of the block is.
 import linecache
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
@@ -18,13 +19,16 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from tiebeam.backends.torch.names import all_parameters
+from tiebeam.backends.torch.operations import watched
+from tiebeam.backends.torch.operations.watched import watch, watch_no_more
 from tiebeam.core.operations.ties import as_named_now
 from tiebeam.errors import TieBroken
 
 LIBRARIES = ("site-packages", "dist-packages", "<frozen", sysconfig.get_paths()["stdlib"])
 """What stands in the path of code that nobody writes into their own program."""
 
-_HERE = __name__
+_HERE = (__name__, watched.__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,41 +49,6 @@ class Culprit:
         return f"{self.source or 'a call'}  ({self.place}, in {self.inside})"
 
 
-class Watched(dict[str, Any]):
-    """What a module holds, telling when an entry becomes another; a copy of it is a plain dictionary."""
-
-    def __init__(self, held: dict[str, Any], changed: Callable[[], None]) -> None:
-        super().__init__(held)
-        self._changed = changed
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        super().__setitem__(key, value)
-        self._changed()
-
-    def __delitem__(self, key: str) -> None:
-        super().__delitem__(key)
-        self._changed()
-
-    def pop(self, *args: Any) -> Any:
-        value = super().pop(*args)
-        self._changed()
-        return value
-
-    def update(self, *args: Any, **more: Any) -> None:
-        super().update(*args, **more)
-        self._changed()
-
-    def clear(self) -> None:
-        super().clear()
-        self._changed()
-
-    def copy(self) -> dict[str, Any]:
-        return dict(self)
-
-    def __reduce_ex__(self, _: Any) -> Any:
-        return dict, (dict(self),)
-
-
 class TorchGuard:
     """Fails as soon as names of a module are no longer one parameter.
 
@@ -94,10 +63,12 @@ class TorchGuard:
         self.ties = tuple(tuple(group) for group in ties)
         self.apart = tuple(tuple(group) for group in apart)
         self.culprit: Culprit | None = None
-        self._watched: list[tuple[nn.Module, str, Watched]] = []
+        self._watched: dict[int, nn.Module] = {}
         self._waiting: FrameType | None = None
+        self._thread: int | None = None
         self._raising = False
         self._hook: Any = None
+        self._entered = 0
 
     def check(self, model: nn.Module | None = None) -> None:
         """Raise where a tie is gone, in the guarded model or in a copy of it.
@@ -109,7 +80,7 @@ class TorchGuard:
             TieBroken: With the names, and the call that did it where it was seen.
         """
         target = self.model if model is None else model
-        names = [n for n, _ in target.named_parameters(remove_duplicate=False)]
+        names = list(all_parameters(target))
         culprit = self.culprit if model is None else None
         for group, one in (*((g, True) for g in self.ties), *((g, False) for g in self.apart)):
             now = as_named_now(group, names)
@@ -123,27 +94,23 @@ class TorchGuard:
         self.check()
 
     def start(self) -> None:
-        """Watch from here on; `with` does it."""
+        """Watch from here on; `with` does it. What watches already goes on."""
         self.check()
         self._watch()
-        self._hook = register_optimizer_step_pre_hook(self.hook)
+        if self._hook is None:
+            self._hook = register_optimizer_step_pre_hook(self.hook)
 
     def _watch(self) -> None:
         """Watch the modules that hold the ties; those that were put there since, too."""
         for module in _along(self.model, (*self.ties, *self.apart)):
-            for name in ("_parameters", "_modules"):
-                held = vars(module)[name]
-                if not isinstance(held, Watched):
-                    watched = Watched(held, self._changed)
-                    vars(module)[name] = watched
-                    self._watched.append((module, name, watched))
+            watch(module, self._changed)
+            self._watched[id(module)] = module
 
     def stop(self) -> None:
         """Leave everything as it was."""
         self._wait_no_more()
-        for module, name, watched in self._watched:
-            if vars(module).get(name) is watched:
-                vars(module)[name] = dict(watched)
+        for module in self._watched.values():
+            watch_no_more(module, self._changed)
         self._watched.clear()
         if self._hook is not None:
             self._hook.remove()
@@ -151,10 +118,13 @@ class TorchGuard:
 
     def __enter__(self) -> "TorchGuard":
         self.start()
+        self._entered += 1
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        self.stop()
+        self._entered -= 1
+        if not self._entered:
+            self.stop()
         if kind is None:
             self.check()
 
@@ -184,9 +154,9 @@ class TorchGuard:
         """Look again as soon as the line that runs in this frame is done."""
         if sys.gettrace() is not None:
             return
-        self._waiting, self._raising = frame, False
+        self._waiting, self._raising, self._thread = frame, False, threading.get_ident()
         frame.f_trace = self._returned
-        sys.settrace(_no_trace)
+        sys.settrace(self._no_trace)
 
     def _returned(self, _: FrameType, event: str, __: Any) -> Any:
         if event not in ("line", "return"):
@@ -203,25 +173,28 @@ class TorchGuard:
         return None
 
     def _wait_no_more(self) -> None:
-        if self._waiting is not None:
-            self._waiting.f_trace = None
-            self._waiting = None
+        if self._waiting is None:
+            return
+        self._waiting.f_trace = None
+        self._waiting = None
+        if self._thread == threading.get_ident():  # another thread's tracing is its own affair
+            sys.settrace(None)
+
+    def _no_trace(self, *_: Any) -> None:
+        """Trace no new frame: the one that is waited for has its own."""
+        if self._waiting is None:
             sys.settrace(None)
 
 
-def _no_trace(*_: Any) -> None:
-    """Trace no new frame: the one that is waited for has its own."""
-
-
 def _held(model: nn.Module, name: str) -> torch.Tensor | None:
-    """The parameter at a path, or None where none stands there."""
+    """The parameter (or the buffer, of a table that is not trained) at a path, or None where none stands there."""
     *home, attribute = name.split(".")
     module: Any = model
     for step in home:
         module = module._modules.get(step)
         if not isinstance(module, nn.Module):
             return None
-    found: torch.Tensor | None = module._parameters.get(attribute)
+    found: torch.Tensor | None = module._parameters.get(attribute, module._buffers.get(attribute))
     return found
 
 
@@ -246,9 +219,9 @@ def _along(model: nn.Module, ties: Sequence[Sequence[str]]) -> list[nn.Module]:
 
 
 def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    """Frames from the innermost outwards, without this file's own."""
+    """Frames from the innermost outwards, without those that watch."""
     while frame is not None:
-        if frame.f_globals.get("__name__") != _HERE:
+        if frame.f_globals.get("__name__") not in _HERE:
             yield frame
         frame = frame.f_back
 

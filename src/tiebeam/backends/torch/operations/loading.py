@@ -10,6 +10,7 @@ from torch import nn
 from tiebeam.backends.torch.operations import tying
 from tiebeam.backends.torch.operations.files import Places, Stored, same_tensors, state
 from tiebeam.backends.torch.operations.remembered import Remembered
+from tiebeam.backends.torch.operations.slots import check_in_memory, check_whole, slots
 from tiebeam.core.operations.loading import Loaded, LoadPlan, plan_load
 from tiebeam.core.operations.transaction import Transaction
 from tiebeam.errors import TieError
@@ -22,6 +23,9 @@ def load(
     """Load a file as `api.saving.load` says."""
     with Stored(path) as file:
         held = state(model)
+        for name, tensor in held.items():
+            check_whole(tensor, name)
+        check_in_memory(slots(model))
         groups = same_tensors(held)
         plan = plan_load(
             {n: tuple(t.shape) for n, t in held.items()}, groups, file.shapes, file.metadata, declared

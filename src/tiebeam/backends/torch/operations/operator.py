@@ -1,12 +1,13 @@
 """`backends.protocol.Operator` for PyTorch: writes to one model and to the optimizers that train it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from tiebeam.backends.torch.names import all_parameters
 from tiebeam.backends.torch.operations import files, loading, resizing, slots, tying
 from tiebeam.backends.torch.operations.guard import TorchGuard
 from tiebeam.backends.torch.operations.remembered import Remembered
@@ -39,7 +40,7 @@ class TorchOperator:
         return tuple(self.remembered.said)
 
     def names(self) -> tuple[str, ...]:
-        return tuple(n for n, _ in self.model.named_parameters(remove_duplicate=False))
+        return tuple(all_parameters(self.model))
 
     def groups(self) -> tuple[tuple[str, ...], ...]:
         return slots.groups(self.model)
@@ -48,30 +49,31 @@ class TorchOperator:
         return len({id(slots.find(self.model, n).tensor) for n in names}) == 1
 
     def check_here(self, names: Sequence[str]) -> None:
-        held = dict(self.model.named_parameters(remove_duplicate=False))
+        held = all_parameters(self.model)
         away = next((n for n in names if n in held and held[n].is_meta), None)
         if away is not None:
-            raise TieError(
-                f"{away!r} lies elsewhere: a wrapper fetches it for each pass, and what is written is lost",
-                got="a parameter on meta that has values while the model runs",
-                expected="parameters in memory",
-                hint="change the model before it is offloaded",
-            )
+            raise slots.elsewhere(away)
 
     def names_of(self, name: str) -> tuple[str, ...]:
         tensor = slots.find(self.model, name).tensor
         return tuple(n for place in slots.slots_of(self.model, tensor) for n in place.paths)
 
+    def like(self, name: str) -> tuple[str, ...]:
+        tensor = slots.find(self.model, name).tensor
+        return tuple(n for n, p in self.model.named_parameters() if p is not tensor and p.shape == tensor.shape)
+
     def join(self, names: Sequence[str], on_conflict: OnConflict, undo: Transaction) -> tuple[str, ...]:
         _check_unwrapped(self.model)
-        return tying.join(self.model, names, on_conflict, self.remembered, undo)
+        with torch.inference_mode(False):  # what is made there cannot be trained
+            return tying.join(self.model, names, on_conflict, self.remembered, undo)
 
     def part(
         self, table: Sequence[str], readouts: Sequence[str], lookups: Sequence[str], named: str | None,
         undo: Transaction,
-    ) -> tuple[tuple[str, ...], tuple[str, ...]]:  # fmt: skip
+    ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:  # fmt: skip
         _check_unwrapped(self.model)
-        return tying.part(self.model, table, readouts, lookups, named, self.remembered, undo)
+        with torch.inference_mode(False):
+            return tying.part(self.model, table, readouts, lookups, named, self.remembered, undo)
 
     def guard(self, ties: Sequence[Sequence[str]], apart: Sequence[Sequence[str]]) -> TorchGuard:
         return TorchGuard(self.model, ties, apart)
@@ -85,18 +87,19 @@ class TorchOperator:
         todo = list({id(one.tensor): one for one in todo}.values())
         kept = [one.tensor.data for one in todo]
         for one in todo:
-            resizing.resize(self.model, one, plan, self.remembered, undo)
+            resizing.resize(one, plan, self.remembered, undo)
         for one, before in zip(todo, kept, strict=True):
             _check_kept(one, before, plan)
         return tuple(biases)
 
-    def write(self, file: Path) -> tuple[tuple[str, ...], ...]:
-        return files.write(self.model, file)
+    def write(self, file: Path, apart: Collection[str] = ()) -> tuple[tuple[str, ...], ...]:
+        return files.write(self.model, file, apart)
 
     def load(
         self, path: Path, declared: Sequence[Sequence[str]], policy: Mapping[str, Any], undo: Transaction
     ) -> Loaded:
-        return loading.load(self.model, path, declared, policy, self.remembered, undo)
+        with torch.inference_mode(False):
+            return loading.load(self.model, path, declared, policy, self.remembered, undo)
 
     def within(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], vocab: int

@@ -1,6 +1,7 @@
 """What optimizers hold of a parameter: its place in a group and its state, by the object itself."""
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ import torch
 from tiebeam.backends.torch.holding import inner
 from tiebeam.core.operations.state import JOINS, rows_axis
 from tiebeam.core.operations.transaction import Transaction
-from tiebeam.errors import InputError
+from tiebeam.errors import InputError, TieError
 
 State = dict[str, Any]
 Rows = Callable[[str, torch.Tensor, int], torch.Tensor]
@@ -27,7 +28,7 @@ class Remembered:
 
     def __init__(self, optimizer: Any) -> None:
         several = optimizer if isinstance(optimizer, list | tuple) else [] if optimizer is None else [optimizer]
-        self.optimizers = [inner(o) for o in several]
+        self.optimizers = list({id(o): o for o in map(inner, several)}.values())
         self.said: list[str] = []
 
     def check_of(self, parameters: list[torch.Tensor]) -> None:
@@ -48,16 +49,27 @@ class Remembered:
         """What each optimizer that steps it remembers; empty before the first step."""
         return [one.state[p] for one in self.optimizers if one.state.get(p)]
 
-    def add_beside(self, p: torch.Tensor, like: torch.Tensor, name: str, undo: Transaction) -> None:
-        """Step `p` as `like` is stepped, right behind it, and let it start from a copy of its state."""
+    def add_beside(
+        self, p: torch.Tensor, like: torch.Tensor, name: str, model: Sequence[torch.Tensor], undo: Transaction
+    ) -> None:
+        """Step `p` as `like` is stepped, and let it start from a copy of its state.
+
+        It stands where an optimizer that is built anew would hold it: a state dict knows parameters by their number.
+
+        Args:
+            model: The model's parameters, in order, `p` among them.
+        """
         for one in self.optimizers:
             place = _place(one, like)
             if place is None:
                 continue
+            _check_apart(one, name)
             group, k = place
-            _insert(group["params"], k + 1, p, undo)
+            found = _in_order(group["params"], p, model)
+            at = k + 1 if found is None else found
+            _insert(group["params"], at, p, undo)
             if "param_names" in group:
-                _insert(group["param_names"], k + 1, name, undo)
+                _insert(group["param_names"], at, name, undo)
             if one.state.get(like):
                 _set(one.state, p, {n: _copy(v) for n, v in one.state[like].items()}, undo)
                 self.said.append(f"{name}: a copy of {', '.join(map(str, one.state[like]))}")
@@ -68,6 +80,7 @@ class Remembered:
             place = _place(one, p)
             if place is None:
                 continue
+            _check_apart(one, name)
             group, k = place
             if not self.holds(into):
                 _swap(group["params"], k, into, undo)
@@ -103,14 +116,54 @@ class Remembered:
         """Give every entry of the state that has rows other rows."""
         table = tuple(p.shape)
         for one in self.optimizers:
+            if _place(one, p) is not None:
+                _check_apart(one, name)
             state = one.state.get(p)
             if not state:
                 continue
+            _check_plain(state, name)
             axes = {n: rows_axis(n, tuple(v.shape), table, vocab_axis) for n, v in state.items() if _is_tensor(v)}
             changed = [n for n, axis in axes.items() if axis is not None]
             fresh = {n: v if axes.get(n) is None else rows(n, v, axes[n]) for n, v in state.items()}  # type: ignore[arg-type]
             _set(one.state, p, fresh, undo)
             self.said.append(f"{name}: {', '.join(changed) or 'nothing'} with its rows")
+
+
+def _check_apart(one: Any, name: str) -> None:
+    """Raise where an optimizer remembers all its parameters in one row of numbers."""
+    if isinstance(one, torch.optim.LBFGS) and any(one.state.values()):
+        raise TieError(
+            f"what the LBFGS remembers cannot be carried over a change of {name!r}",
+            got="directions through all parameters at once",
+            expected="a state for each parameter, or none yet",
+            hint="operate without the optimizer and build it anew: its state starts over",
+        )
+
+
+def _check_plain(state: State, name: str) -> None:
+    """Raise where an entry holds tensors inside: nobody says which of their rows are whose."""
+    nested = next((n for n, v in state.items() if not _is_tensor(v) and _tensors_in(v)), None)
+    if nested is not None:
+        raise TieError(
+            f"the optimizer's state {nested!r} of {name!r} does not say which of its entries belong to which row",
+            got=f"a {type(state[nested]).__name__} of tensors",
+            expected="one number for each entry, row or column of the table",
+            hint="operate without the optimizer and build it anew: its state starts over",
+        )
+
+
+def _tensors_in(value: Any) -> bool:
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return any(_is_tensor(v) or _tensors_in(v) for v in inside)
+
+
+def _in_order(held: Sequence[torch.Tensor], p: torch.Tensor, model: Sequence[torch.Tensor]) -> int | None:
+    """Where `p` belongs among parameters that stand in the model's order; None where they do not."""
+    order = {id(q): i for i, q in enumerate(model)}
+    places = [order.get(id(q), -1) for q in held]
+    if -1 in places or places != sorted(places):
+        return None
+    return sum(i < order[id(p)] for i in places)
 
 
 def joined_entry(name: str, ours: Any, theirs: Any) -> Any:
@@ -122,6 +175,8 @@ def joined_entry(name: str, ours: Any, theirs: Any) -> Any:
         return max(ours, theirs) if how == "max" and isinstance(ours, int | float) else ours
     if ours.shape != theirs.shape or torch.equal(ours, theirs.to(ours.device)):
         return ours
+    if how == "sum" and ours.numel() == 1:  # a coefficient of the rule, under a name that means a mean elsewhere
+        return ours
     with torch.no_grad():
         other = theirs.to(ours.device, ours.dtype)
         return torch.maximum(ours, other) if how == "max" else ours + other
@@ -132,7 +187,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _copy(value: Any) -> Any:
-    return value.detach().clone() if _is_tensor(value) else value
+    return value.detach().clone() if _is_tensor(value) else copy.deepcopy(value)
 
 
 def _place(one: Any, p: torch.Tensor) -> tuple[dict[str, Any], int] | None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tiebeam.backends.torch.operations.remembered import Remembered
-from tiebeam.backends.torch.operations.slots import Slot, check_plain, find, slots_of
+from tiebeam.backends.torch.operations.slots import Slot, beside_in_memory, check_plain, find, slots_of
 from tiebeam.backends.torch.parts import unrecorded
 from tiebeam.core.operations.rows import Moments, RowPlan, new_rows
 from tiebeam.core.operations.state import of_new_rows
@@ -17,6 +17,12 @@ from tiebeam.errors import TieError
 
 PIECE = 1 << 20
 """Elements of the old table that are looked at at a time."""
+
+SIZES = (("num_embeddings", "out_features"), ("in_features", "nf", "num_embeddings", "out_features"))
+"""What modules that hold a table call its count of rows, where rows are on the first axis, and on the second.
+
+No other number that happens to be equal is one: a model that holds its table itself may have a context of that length.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,20 +66,27 @@ def wanted(model: nn.Module, name: str, vocab: int, axis: int | None, ordinal: i
 
 def _check_alone(model: nn.Module, tensor: torch.Tensor, name: str) -> None:
     """Raise where another parameter lies in the same memory: it would be left behind."""
-    if tensor.is_meta:
+    beside = beside_in_memory(model, tensor)
+    if not beside:
         return
-    address = tensor.untyped_storage()._cdata
-    for other, p in model.named_parameters():
-        if p is not tensor and p.layout == torch.strided and not p.is_meta and p.untyped_storage()._cdata == address:
-            raise TieError(
-                f"{name!r} and {other!r} are two parameters in one storage",
-                expected="one parameter, or two in memory of their own",
-                hint=f"tiebeam.retie(model, ties=[({name!r}, {other!r})]) makes them one",
-            )
+    other, _, shared = next((b for b in beside if b[2]), beside[0])
+    raise TieError(
+        f"{name!r} and {other!r} are two parameters in one storage",
+        got="the same elements" if shared else "parts of one buffer",
+        expected="one parameter, or two in memory of their own",
+        hint=f"tiebeam.retie(model, ties=[({name!r}, {other!r})]) makes them one"
+        if shared
+        else "resize before the parameters are laid into one buffer",
+    )
 
 
-def resize(model: nn.Module, one: Resized, plan: RowPlan, remembered: Remembered, undo: Transaction) -> None:
+def resize(one: Resized, plan: RowPlan, remembered: Remembered, undo: Transaction) -> None:
     """Give a tensor, its gradient, its optimizer's state and its modules' sizes other rows."""
+    with torch.inference_mode(one.tensor.is_inference()):  # the new memory has to be of the old one's kind
+        _resize(one, plan, remembered, undo)
+
+
+def _resize(one: Resized, plan: RowPlan, remembered: Remembered, undo: Transaction) -> None:
     tensor = one.tensor
     fresh = rows_of(tensor.detach(), one.axis, plan, one.ordinal)
     grad = tensor.grad
@@ -84,7 +97,8 @@ def resize(model: nn.Module, one: Resized, plan: RowPlan, remembered: Remembered
     before = tensor.data
 
     def put_back() -> None:
-        _set_data(tensor, before)
+        with torch.inference_mode(tensor.is_inference()):
+            _set_data(tensor, before)
         tensor.grad = grad
 
     undo.did(put_back)
@@ -101,6 +115,9 @@ def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
     other = torch.float64 if data.dtype != torch.float64 else torch.float32
     tensor.data = torch.empty(0, dtype=other, device=data.device)
     tensor.data = data
+    if not tensor.is_inference():
+        with torch.no_grad():
+            tensor[:0].zero_()  # counts as a write: a backward pass that needs the old rows says so
 
 
 def _state_rows(entry: str, value: torch.Tensor, axis: int, plan: RowPlan) -> torch.Tensor:
@@ -174,11 +191,9 @@ def _pieces(rows: torch.Tensor) -> Iterator[torch.Tensor]:
 def _set_sizes(place: Slot, one: Resized, plan: RowPlan, undo: Transaction) -> None:
     """Let the module that holds it know: its counts of rows, and which row is padding."""
     module = place.module
-    width = one.tensor.shape[1 - one.axis] if one.tensor.dim() == 2 else None
-    known = ("num_embeddings", "out_features") if one.axis == 0 else ("in_features", "nf")
-    for name, value in list(vars(module).items()):
-        # Whose parameter has `before` rows and another width has no other reason to hold that number.
-        if type(value) is int and value == plan.before and (name in known or (width not in (None, plan.before))):
+    square = set(one.tensor.shape) == {plan.after, plan.before}
+    for name in SIZES[one.axis][: 2 if square else None]:
+        if type(value := vars(module).get(name)) is int and value == plan.before:
             _attribute(module, name, plan.after, undo)
     row = getattr(module, "padding_idx", None)
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and row is not None:

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 import torch
 from torch import nn
 
+from tiebeam.backends.torch.names import all_parameters, module_tree
 from tiebeam.backends.torch.parts import readable, sharded
 from tiebeam.core.operations.transaction import Transaction
 from tiebeam.errors import InputError, TieError
@@ -45,7 +46,7 @@ def slots(model: nn.Module) -> Iterator[Slot]:
     """Every place of a model, each once."""
     paths: dict[int, list[str]] = {}
     modules: dict[int, nn.Module] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
+    for path, module in module_tree(model):
         paths.setdefault(id(module), []).append(path)
         modules[id(module)] = module
     for key, module in modules.items():
@@ -60,6 +61,24 @@ def slots_of(model: nn.Module, tensor: torch.Tensor) -> list[Slot]:
     return [s for s in slots(model) if s.tensor is tensor]
 
 
+def beside_in_memory(model: nn.Module, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor, bool]]:
+    """Other parameters that lie in the same storage: name, object, and whether they share elements."""
+    home = tensor.untyped_storage()._cdata if tensor.layout == torch.strided else None
+    first, end = _span(tensor)
+    found: list[tuple[str, torch.Tensor, bool]] = []
+    for name, p in model.named_parameters():
+        if p is not tensor and p.layout == torch.strided and p.untyped_storage()._cdata == home:
+            start, last = _span(p)
+            found.append((name, p, start < end and first < last))
+    return found
+
+
+def _span(t: torch.Tensor) -> tuple[int, int]:
+    start = int(t.storage_offset()) * t.element_size()
+    reach = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1 if t.numel() else 0
+    return start, start + reach * t.element_size()
+
+
 def find(model: nn.Module, name: str) -> Slot:
     """The place with this path.
 
@@ -72,7 +91,7 @@ def find(model: nn.Module, name: str) -> Slot:
     if found is not None:
         return found
     home, _, attribute = name.rpartition(".")
-    holder = dict(model.named_modules(remove_duplicate=False)).get(home)
+    holder = dict(module_tree(model)).get(home)
     if holder is not None and isinstance(getattr(holder, attribute, None), torch.Tensor):
         raise TieError(
             f"{name!r} is no parameter: it is computed each time",
@@ -98,11 +117,11 @@ def _computed_by(holder: nn.Module, attribute: str) -> str:
     return f"made by a hook ({', '.join(hooks)})" if hooks else f"an attribute of {type(holder).__name__}"
 
 
-def check_plain(tensor: torch.Tensor, name: str) -> None:
-    """Raise where a tensor is no plain one of floats that this process holds whole; without values (meta) will do.
+def check_whole(tensor: torch.Tensor, name: str) -> None:
+    """Raise where this process does not hold a tensor whole, in the tensor's own memory; on meta will do.
 
     Raises:
-        TieError: It is sharded, quantised, of integers, or of a class that keeps its values elsewhere.
+        TieError: It is sharded, or of a class that keeps its values elsewhere.
     """
     if sharded(tensor):
         raise TieError(
@@ -111,6 +130,48 @@ def check_plain(tensor: torch.Tensor, name: str) -> None:
             expected="a tensor that this process holds whole",
             hint="operate before sharding, on every process alike",
         )
+    if not (tensor.is_meta or tensor.is_complex() or tensor.layout != torch.strided or readable(tensor)):
+        raise TieError(
+            f"{name!r} keeps its values elsewhere",
+            got=f"a {type(tensor).__name__} on {tensor.device}",
+            expected="a plain tensor",
+            hint="operate before quantising",
+        )
+
+
+def check_in_memory(places: Iterable[Slot]) -> None:
+    """Raise where a wrapper fetches a tensor for each pass: what is written to its place is lost.
+
+    Raises:
+        TieError: So it is.
+    """
+    away = next((s for s in places if s.tensor.is_meta and _fetched(s.module)), None)
+    if away is not None:
+        raise elsewhere(away.paths[0])
+
+
+def _fetched(module: nn.Module) -> bool:
+    hook = getattr(module, "_hf_hook", None)  # as accelerate leaves it on every module that it offloads
+    return any(getattr(h, "offload", False) for h in getattr(hook, "hooks", (hook,)))
+
+
+def elsewhere(name: str) -> TieError:
+    """The error of a tensor that a wrapper fetches for each pass."""
+    return TieError(
+        f"{name!r} lies elsewhere: a wrapper fetches it for each pass, and what is written is lost",
+        got="a parameter on meta that has values while the model runs",
+        expected="parameters in memory",
+        hint="change the model before it is offloaded",
+    )
+
+
+def check_plain(tensor: torch.Tensor, name: str) -> None:
+    """Raise where a tensor is no plain one of floats that this process holds whole; without values (meta) will do.
+
+    Raises:
+        TieError: It is sharded, quantised, of integers, or of a class that keeps its values elsewhere.
+    """
+    check_whole(tensor, name)
     if not tensor.is_floating_point() or not (tensor.is_meta or readable(tensor)):
         raise TieError(
             f"{name!r} holds no floats of its own",
@@ -132,7 +193,7 @@ def groups(model: nn.Module) -> tuple[tuple[str, ...], ...]:
         (('embed.weight', 'head.weight'),)
     """
     found: dict[int, list[str]] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
+    for name, p in all_parameters(model).items():
         found.setdefault(id(p), []).append(name)
     return tuple(tuple(names) for names in found.values() if len(names) > 1)
 

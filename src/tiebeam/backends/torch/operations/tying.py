@@ -1,12 +1,22 @@
 """One parameter out of several, and two out of one."""
 
+import copy
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 
+from tiebeam.backends.torch.names import module_tree
 from tiebeam.backends.torch.operations.remembered import Remembered
-from tiebeam.backends.torch.operations.slots import Slot, check_plain, distinct, find, slots_of
+from tiebeam.backends.torch.operations.slots import (
+    Slot,
+    beside_in_memory,
+    check_in_memory,
+    check_plain,
+    distinct,
+    find,
+    slots_of,
+)
 from tiebeam.backends.torch.parts import lie_alike, unrecorded
 from tiebeam.core.operations.conflicts import OnConflict, conflict
 from tiebeam.core.operations.transaction import Transaction
@@ -26,6 +36,7 @@ def join(
         TieError, ShapeError: They cannot be one, or differ and nothing says whose values count.
     """
     places = [find(model, n) for n in names]
+    check_in_memory(places)
     for place, name in zip(places, names, strict=True):
         _check_parameter(place, name)
     owner, *others = distinct(p.tensor for p in places)
@@ -42,7 +53,7 @@ def join(
     for other in others:
         _join_gradients(owner, other, undo)
         remembered.join(other, owner, name_of[id(other)], name_of[id(owner)], undo)
-        if other._backward_hooks:
+        if _hooked(other):
             notes.append(f"hooks on {name_of[id(other)]!r} went with it")
         for place in slots_of(model, other):
             place.put(owner, undo)
@@ -115,15 +126,24 @@ def _join_gradients(owner: torch.Tensor, other: torch.Tensor, undo: Transaction)
     """The gradient of one table in two roles is the sum."""
     if other.grad is None:
         return
-    before = owner.grad
+    before, theirs = owner.grad, other.grad.detach()
     undo.did(lambda: setattr(owner, "grad", before))
-    owner.grad = other.grad.detach().clone() if before is None else before + other.grad.to(before.device)
+    if before is None:
+        owner.grad = theirs.clone()
+        return
+    theirs = theirs.to(before.device)
+    # A lookup's gradient may be sparse; only the dense one of both can be added to.
+    owner.grad = before + theirs if before.layout == torch.strided else theirs + before
+
+
+def _hooked(p: torch.Tensor) -> bool:
+    return bool(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None))
 
 
 def part(
     model: nn.Module, table: Sequence[str], readouts: Sequence[str], lookups: Sequence[str], named: str | None,
     remembered: Remembered, undo: Transaction,
-) -> tuple[tuple[str, ...], tuple[str, ...]]:  # fmt: skip
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:  # fmt: skip
     """Give the readout a parameter of its own: equal values, and a copy of what is remembered.
 
     Args:
@@ -132,14 +152,16 @@ def part(
         named: A name of the readout, where the caller says it.
 
     Returns:
-        The names of the readout, and those of the lookup.
+        The names of the readout, those of the lookup, and notes.
 
     Raises:
         TieError: The model has no place of its own for the readout.
     """
     p = find(model, table[0]).tensor
     check_plain(p, table[0])
-    places = slots_of(model, p)
+    aliases = [other for _, other, shared in beside_in_memory(model, p) if shared and other.shape == p.shape]
+    places = [place for tensor in (p, *aliases) for place in slots_of(model, tensor)]
+    check_in_memory(places)
     if any(place.buffer for place in places):
         raise TieError(f"{table[0]!r} is a buffer", expected="a parameter")
     chosen = _of_readout(model, places, readouts, lookups, named)
@@ -153,14 +175,24 @@ def part(
             hint="give the model a layer for its readout (nn.Linear(width, vocab, bias=False)) that its forward calls, "
             "tie that, and untie; or name its parameter: readout=...",
         )
-    names = tuple(n for place in chosen for n in place.paths)
-    fresh = torch.nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad)
+    outs, ins = (tuple(n for place in those for n in place.paths) for those in (chosen, kept))
+    if aliases and not {id(s.tensor) for s in chosen} & {id(s.tensor) for s in kept}:
+        for tensor in distinct(s.tensor for s in chosen):  # parameters of their own, but for the memory
+            _move_out(tensor, undo)
+        return outs, ins, ()
+    fresh = copy.deepcopy(p)  # as its own class copies it
     fresh.__dict__.update(p.__dict__)  # marks that trainers leave on parameters
     fresh.grad = None if p.grad is None else p.grad.detach().clone()
-    remembered.add_beside(fresh, p, names[0], undo)
     for place in chosen:
         place.put(fresh, undo)
-    return names, tuple(n for place in kept for n in place.paths)
+    remembered.add_beside(fresh, p, outs[0], list(model.parameters()), undo)
+    return outs, ins, (f"hooks on {table[0]!r} stay with the lookup",) if _hooked(p) else ()
+
+
+def _move_out(tensor: torch.Tensor, undo: Transaction) -> None:
+    before = tensor.data
+    undo.did(lambda: setattr(tensor, "data", before))
+    tensor.data = before.clone()
 
 
 def _of_readout(
@@ -168,6 +200,6 @@ def _of_readout(
 ) -> list[Slot]:
     if named is not None:
         return [place for place in places if named in place.paths]
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules = dict(module_tree(model))
     out, looked = ({id(modules[w]) for w in where if w in modules} for where in (readouts, lookups))
     return [place for place in places if id(place.module) in out - looked]
