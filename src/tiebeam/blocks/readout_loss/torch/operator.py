@@ -245,7 +245,7 @@ def _batch(
     weights = weights if weight is None else weight[targets].to(exact)
     share = torch.ones_like(weights) if scale is None else scale.to(exact)
     mean, total = numbers.reduction == "mean", weights.sum()
-    total = total.where(total > 0, float("nan"))  # what smoothing leaves of weights that are all 0 is no mean either
+    total = total.where(total != 0, float("nan"))  # what smoothing leaves of weights that are all 0 is no mean either
     return Batch(
         hidden=hidden,
         factor=numbers.constant if factor is None else float(factor),
