@@ -270,7 +270,9 @@ def test_every_way_takes_bfloat16(native, options, monkeypatch, ways):
     assert ways["careful"] == ("size" in options)
 
 
-@pytest.mark.parametrize("dtype, most", [(torch.bfloat16, 0.02), (torch.float32, 4e-6)], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "most"), [(torch.bfloat16, 0.02), (torch.float32, 4e-6)], ids=["bfloat16", "float32"]
+)
 @pytest.mark.parametrize("soft_cap", [None, 40.0], ids=["", "soft cap"])
 @pytest.mark.parametrize("quickly", [True, False], ids=["quick", "careful"])
 def test_targets_that_are_nearly_certain_still_have_a_loss_and_gradients(dtype, most, soft_cap, quickly, monkeypatch):

@@ -9,7 +9,18 @@ import math
 import torch
 from torch import Tensor
 
-from tiebeam.blocks.readout_loss.torch.parts import Own, Room, Seen, Table, Tokens, Top, Wanted, logits_of, multiply, seen
+from tiebeam.blocks.readout_loss.torch.parts import (
+    Own,
+    Room,
+    Seen,
+    Table,
+    Tokens,
+    Top,
+    Wanted,
+    logits_of,
+    multiply,
+    seen,
+)
 
 
 def careful(tokens: Tokens, table: Table, wanted: Wanted) -> tuple[Seen, Tensor | None]:

@@ -93,7 +93,7 @@ def no_second_derivative() -> GradientError:
 
 
 def check_transforms() -> None:
-    """Raise where a transform of `torch.func` other than grad is at work; before torch looks for how to, and has no hint.
+    """Raise where a transform of `torch.func` other than grad is at work; torch would refuse it without a hint.
 
     Raises:
         GradientError: One is.

@@ -250,9 +250,7 @@ def logits_of(ids: Tensor, tokens: Tokens, table: Table) -> Tensor:
     return found if table.soft_cap is None else table.soft_cap * torch.tanh(found / table.soft_cap)
 
 
-def seen(
-    tokens: Tokens, table: Table, lse: Tensor, target: Tensor, top: Top | None, spread: Tensor | None
-) -> Seen:
+def seen(tokens: Tokens, table: Table, lse: Tensor, target: Tensor, top: Top | None, spread: Tensor | None) -> Seen:
     """What is known once the denominators are."""
     own = None if tokens.inputs is None else logits_of(tokens.inputs, tokens, table)
     return Seen(lse, target, own, spread, None if top is None else top.best())

@@ -11,7 +11,18 @@ import math
 import torch
 from torch import Tensor
 
-from tiebeam.blocks.readout_loss.torch.parts import Own, Room, Seen, Table, Tokens, Top, Wanted, logits_of, multiply, seen
+from tiebeam.blocks.readout_loss.torch.parts import (
+    Own,
+    Room,
+    Seen,
+    Table,
+    Tokens,
+    Top,
+    Wanted,
+    logits_of,
+    multiply,
+    seen,
+)
 
 LOG2E = math.log2(math.e)
 LEAST, MOST = 2.0**-30, 2.0**60  # denominators whose product with a hidden state stays a normal number
