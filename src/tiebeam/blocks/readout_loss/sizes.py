@@ -8,7 +8,8 @@ from pathlib import Path
 HELD = 72 << 20  # bytes of logits held at a time; a quarter of the table where that is more
 MOST_TOKENS = 512  # beyond, products get no faster
 LEAST_TOKENS = 32
-MOST_ROWS, LEAST_ROWS = 4096, 256
+LINE = 64  # rows come in an odd number of these: logits a power of two apart evict each other, a fifth of a product
+MOST_ROWS, LEAST_ROWS = 33 * LINE, 5 * LINE
 SHARE = 12  # of the outermost cache that a block takes: others use it too
 UNKNOWN_CACHE = 32 << 20
 
@@ -54,7 +55,7 @@ def choose(tokens: int, vocab: int, width: int, *, itemsize: int = 4, chunk: int
         chunk = 8 * math.ceil(tokens / math.ceil(tokens / chunk) / 8)  # equal parts, of what registers hold
     chunk = min(chunk, tokens)
     rows = outermost_cache() // SHARE // (itemsize * (chunk + width))
-    rows = min(MOST_ROWS, max(LEAST_ROWS, 64 * (rows // 64)))
+    rows = min(MOST_ROWS, max(LEAST_ROWS, LINE * ((rows // LINE - 1) | 1)))
     return Blocks(chunk, min(rows, vocab))
 
 
