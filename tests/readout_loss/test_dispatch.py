@@ -207,6 +207,13 @@ def test_a_smaller_cache_makes_smaller_blocks(monkeypatch):
     assert sizes.choose(4096, 33_527, 128).rows == sizes.LEAST_ROWS
 
 
+def test_rows_of_logits_never_lie_a_power_of_two_apart(monkeypatch):
+    for mebibytes in range(1, 512, 3):
+        monkeypatch.setattr(sizes, "outermost_cache", lambda size=mebibytes: size << 20)
+        rows = {sizes.choose(4096, 33_527, width).rows for width in (8, 128, 512, 2048)}
+        assert {n % (2 * sizes.LINE) for n in rows} == {sizes.LINE}
+
+
 def test_a_system_that_names_no_cache_is_given_a_guess(monkeypatch, tmp_path):
     monkeypatch.setattr(sizes, "Path", lambda *_: tmp_path)
     sizes.outermost_cache.cache_clear()

@@ -139,6 +139,8 @@ WAYS = {
     "multiplied": lambda z: 0.5 * z * 3,
     "divided": lambda z: z / 7.0,
     "cast": lambda z: z.to(torch.float64).float().contiguous(),
+    "a bias added": lambda z: 2.0 * z + torch.linspace(0.0, 1.0, 31)[None],
+    "a bias added before a cap": lambda z: torch.tanh((0.5 * z + torch.linspace(0.0, 1.0, 31)) / 2.5) * 2.5,
     "capped": lambda z: torch.tanh(z / 2.5) * 2.5,
     "capped with a negative sign": lambda z: -2.5 * torch.tanh(z / 2.5),
     "scaled and capped": lambda z: 1.5 * (0.25 * z).tanh(),
@@ -147,6 +149,8 @@ LOOKS = {
     "shifted by one": lambda z: z + 1.0,
     "an activation": torch.relu,
     "capped twice": lambda z: torch.tanh(torch.tanh(z / 2.5) * 2.5 / 2.0) * 2.0,
+    "a number of each token added": lambda z: z + torch.ones(9, 1),
+    "a bias added after a cap": lambda z: torch.tanh(z / 2.5) * 2.5 + torch.linspace(0.0, 1.0, 31),
     "scaled by a tensor": lambda z: z * torch.tensor(0.5),
     "clipped": lambda z: z.clamp(max=0.5),
 }

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from tests.readout_loss.reference import Problem, cross_entropy, relative
 
 from tiebeam.blocks.readout_loss import sizes
-from tiebeam.blocks.readout_loss.torch import kernel, operator, precision
+from tiebeam.blocks.readout_loss.torch import kernel, operator, precision, quick
 from tiebeam.torch import readout_loss
 
 OPTIONS = {
@@ -117,6 +117,13 @@ def test_sizes_are_as_they_come(shape, vocab, width, reduction):
 
 def test_another_ignore_index_is_ignored_even_where_it_is_a_row():
     agree(Problem.of(ignored=4, ignore_index=7, label_smoothing=0.1))
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_weights_that_are_all_0_have_no_mean(label_smoothing):
+    weight = torch.zeros(23, dtype=torch.float64)
+    loss, *_ = Problem.of(weight=weight, label_smoothing=label_smoothing).run(readout_loss)
+    assert loss.isnan()
 
 
 def test_ids_of_any_integer_dtype_are_ids():
@@ -261,6 +268,30 @@ def test_every_way_takes_bfloat16(native, options, monkeypatch, ways):
     for grad, right in zip(grads, wanted, strict=True):
         assert relative(grad, right) < 0.05
     assert ways["careful"] == ("size" in options)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "most"), [(torch.bfloat16, 0.02), (torch.float32, 4e-6)], ids=["bfloat16", "float32"]
+)
+@pytest.mark.parametrize("soft_cap", [None, 40.0], ids=["", "soft cap"])
+@pytest.mark.parametrize("quickly", [True, False], ids=["quick", "careful"])
+def test_targets_that_are_nearly_certain_still_have_a_loss_and_gradients(dtype, most, soft_cap, quickly, monkeypatch):
+    """Of a softmax that lies on the target but for 1e-5, the difference of sums in float32 has 1e-2 of error."""
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda device: True)
+    monkeypatch.setattr(quick, "MOST", quick.MOST if quickly else 0.0)
+    draws = torch.Generator().manual_seed(0)
+    table, targets = torch.randn(500, 64, generator=draws), torch.arange(40)
+    hidden = 0.4 * table[targets] + 0.02 * torch.randn(40, 64, generator=draws)
+    narrow = [t.to(dtype).requires_grad_() for t in (hidden, table)]
+    exact = [t.detach().double().requires_grad_() for t in narrow]
+    loss, want = readout_loss(*narrow, targets, soft_cap=soft_cap), cross_entropy(*exact, targets, soft_cap=soft_cap)
+    loss.backward()
+    want.backward()
+    loss, want = loss.detach(), want.detach()
+    assert 0.0 < float(want) < 1e-3
+    assert float(loss) == pytest.approx(float(want), rel=most)
+    for mine, right in zip(narrow, exact, strict=True):
+        assert relative(mine.grad, right.grad) < most
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["widened", "as bfloat16"])

@@ -244,6 +244,32 @@ def test_one_transform_inside_another_is_refused_before_it_finds_zero():
             outer(problem.hidden.detach())
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_a_transform_that_it_does_not_know_is_refused_with_a_way_out():
+    problem = Problem.of((2, 3), 5, 3)
+    hidden, table, targets = problem.hidden.detach(), problem.table.detach(), problem.targets
+
+    def loss(h, t):
+        return readout_loss(h, table, t)
+
+    for transformed in (
+        torch.func.vmap(loss),
+        torch.func.vmap(torch.func.grad(loss)),
+        torch.func.jacrev(loss),
+        lambda h, t: torch.func.jvp(lambda h: loss(h, t), (h,), (h,)),
+    ):
+        with pytest.raises(GradientError, match=r"within a transform(.|\n)*Hint: .*F\.cross_entropy"):
+            transformed(hidden, targets)
+
+
+def test_on_meta_tensors_it_has_a_shape_and_gradients():
+    hidden, table = (torch.ones(n, 4, device="meta", requires_grad=True) for n in (3, 7))
+    loss = readout_loss(hidden, table, torch.zeros(3, dtype=torch.int64, device="meta"), reduction="none")
+    loss.sum().backward()
+    assert loss.shape == (3,)
+    assert table.grad.shape == (7, 4)
+
+
 def test_functional_gradients_are_the_same():
     problem = Problem.of()
     hidden, table = problem.hidden.detach(), problem.table.detach()

@@ -171,6 +171,19 @@ def _divided(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, 
     return _after(of, of.recipe.times(1.0 / float(divisor)), lambda t: func(t, divisor))
 
 
+def _added(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
+    """A bias that the model adds itself, as Bart's and Marian's `final_logits_bias`."""
+    [bias, *rest] = args or (None,)
+    vocab, inner = of.shape[-1], of.recipe.inner
+    if rest or kwargs or not isinstance(bias, Tensor) or not bias.is_floating_point() or of.recipe.outer is not None:
+        return None
+    if vocab == 1 or bias.shape[-1:] != (vocab,) or bias.numel() != vocab or bias.ndim > of.ndim or not inner:
+        return None
+    known, flat = of.recipe.bias, bias.flatten() / inner
+    recipe = replace(of.recipe, bias=flat if known is None else known + flat)
+    return _after(of, recipe, lambda t: func(t, bias), torch.promote_types(of.dtype, bias.dtype))
+
+
 def _capped(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
     if args or kwargs or of.recipe.outer is not None:
         return None
@@ -249,6 +262,7 @@ Handler = Callable[[Deferred, Any, Sequence[Any], dict[str, Any]], Any]
 HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(("mul", "__mul__", "__rmul__", "multiply"), _times),
     **dict.fromkeys(("div", "__truediv__", "true_divide", "divide"), _divided),
+    **dict.fromkeys(("add", "__add__"), _added),
     "tanh": _capped,
     **dict.fromkeys(("float", "double", "half", "bfloat16", "to", "type"), _cast),
     "contiguous": _same,

@@ -15,6 +15,7 @@ from tiebeam.blocks.readout_loss.sizes import choose
 from tiebeam.errors import RangeError
 
 Array = jax.Array
+COPIES = 4  # of a block's logits: a compiled step makes new arrays of them
 
 
 class ReadoutStats(NamedTuple):
@@ -140,7 +141,8 @@ def readout_loss(
     tokens = math.prod(shape)
     together = jnp.result_type(given.hidden, given.table)
     wide = jnp.float64 if together == jnp.float64 else jnp.float32
-    how = _How(options, wide, choose(tokens, vocab, width, chunk=options.chunk).tokens)
+    copies = COPIES if jax.default_backend() == "cpu" else 1  # an accelerator has more memory, and wants large blocks
+    how = _How(options, wide, choose(tokens, vocab, width, chunk=options.chunk, copies=copies).tokens)
     found = _loss(how, _varying_alike(_flat(given, wide)))
     loss = found.loss.reshape(shape) if options.reduction == "none" else found.loss
     if returns == "loss":

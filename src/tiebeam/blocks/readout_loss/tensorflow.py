@@ -12,6 +12,7 @@ from tiebeam.blocks.readout_loss.options import Options, check_shapes
 from tiebeam.blocks.readout_loss.sizes import choose
 
 IDS = ("targets", "ids")
+COPIES = 4  # of a block's logits: each operation makes a new array of them
 GUESS = 1024  # tokens, where a graph does not know how many there will be
 
 
@@ -64,7 +65,8 @@ def loss_of(
     hidden, table, targets, bias, weight, ids = named.values()
     wide = tf.float64 if tf.float64 in (hidden.dtype, table.dtype) else tf.float32
     vocab, width = table.shape
-    chunk = choose(hidden.shape[0] or GUESS, vocab, width, chunk=options.chunk).tokens
+    copies = 1 if tf.config.list_physical_devices("GPU") else COPIES
+    chunk = choose(hidden.shape[0] or GUESS, vocab, width, chunk=options.chunk, copies=copies).tokens
     factor = tf.cast(factor, wide)
     zero = tf.zeros((), wide)
 
@@ -167,7 +169,10 @@ def _block(given: _Given, hidden: Any, ids: Any, part: dict[str, Any], gradients
     z = tf.matmul(read * given.factor, table, transpose_b=True)
     z = z if given.bias is None else z + tf.cast(given.bias, wide)
     z = z if cap is None else cap * tf.tanh(z / cap)
-    lse = tf.reduce_logsumexp(z, axis=-1)
+    most = tf.reduce_max(z, -1)
+    e = tf.exp(z - most[:, None])
+    sums = tf.reduce_sum(e, -1)
+    lse = most + tf.math.log(sums)
     target = tf.gather(z, part["rows"], batch_dims=1)
     target = tf.where(part["outside"], tf.constant(math.nan, wide), target)
     kept = part["weights"] * (1.0 - smoothing)
@@ -179,15 +184,16 @@ def _block(given: _Given, hidden: Any, ids: Any, part: dict[str, Any], gradients
         ce += tf.cast(part["counted"], wide) * (total * lse - spread) * (smoothing / vocab)
     z_loss = tf.cast(part["counted"], wide) * options.z_loss * lse**2
     own = lse if ids is None else tf.gather(z, tf.clip_by_value(tf.cast(ids, tf.int64), 0, vocab - 1), batch_dims=1)
-    seen = (ce, z_loss, lse, (target >= tf.reduce_max(z, -1)) & part["counted"], own)
+    seen = (ce, z_loss, lse, (target >= most) & part["counted"], own)
     if not gradients:
         return seen, (), tf.zeros_like(hidden)
     pull = part["share"] * (kept + smoothing * total / vocab) + 2.0 * options.z_loss * part["share_z"] * lse
-    p = tf.exp(z - lse[:, None]) * pull[:, None]
+    p = e * (pull / sums)[:, None]
     if smoothing:
         taken = part["share"][:, None] * (smoothing / vocab)
         p -= taken if weight is None else taken * weight
-    p -= tf.one_hot(part["rows"], vocab, dtype=wide) * (part["share"] * kept)[:, None]
+    places = tf.stack([tf.range(tf.shape(z, tf.int64)[0]), part["rows"]], -1)
+    p = tf.tensor_scatter_nd_sub(p, places, part["share"] * kept)
     p = p if cap is None else p * (1.0 - (z / cap) ** 2)
     grad = tf.matmul(p, table)
     more = tf.matmul(p, read * given.factor, transpose_a=True), tf.reduce_sum(p, 0), tf.reduce_sum(grad * read)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from tiebeam.blocks.readout_loss.options import NAME, Options, check_shapes, checked_factor
-from tiebeam.blocks.readout_loss.torch.checks import check_kinds
-from tiebeam.blocks.readout_loss.torch.function import ReadoutLoss
+from tiebeam.blocks.readout_loss.torch.checks import check_kinds, check_tensors
+from tiebeam.blocks.readout_loss.torch.function import ReadoutLoss, check_transforms
 from tiebeam.blocks.readout_loss.torch.fused import Asked, choose_fused
 from tiebeam.blocks.readout_loss.torch.operator import Numbers, Results
 from tiebeam.blocks.readout_loss.torch.plain import in_sight, plain
@@ -173,6 +173,8 @@ def _check(
     ids: Tensor | None,
 ) -> None:
     given = {"bias": bias, "weight": weight, "ids": ids}
+    there = {name: t for name, t in given.items() if t is not None}
+    check_tensors({"hidden": hidden, "table": table, "targets": targets, **there})
     shapes = {name: None if t is None else tuple(t.shape) for name, t in given.items()}
     check_shapes(tuple(hidden.shape), tuple(table.shape), tuple(targets.shape), **shapes)
     if isinstance(factor, Tensor) and factor.ndim:
@@ -206,6 +208,8 @@ def _asked(part: Shard, weight: Tensor | None, returns: str, options: Options) -
 def _blocked(
     part: Shard, targets: Tensor, weight: Tensor | None, ids: Tensor | None, options: Options, *, best: bool
 ) -> Results:
+    if not torch.compiler.is_compiling():
+        check_transforms()
     learned = part.factor if isinstance(part.factor, Tensor) else None
     recorded = torch.is_grad_enabled()
     wants = [recorded and t is not None and t.requires_grad for t in (part.hidden, part.table, part.bias, learned)]

@@ -9,7 +9,18 @@ import math
 import torch
 from torch import Tensor
 
-from tiebeam.blocks.readout_loss.torch.parts import Room, Seen, Table, Tokens, Top, Wanted, multiply, seen
+from tiebeam.blocks.readout_loss.torch.parts import (
+    Own,
+    Room,
+    Seen,
+    Table,
+    Tokens,
+    Top,
+    Wanted,
+    logits_of,
+    multiply,
+    seen,
+)
 
 
 def careful(tokens: Tokens, table: Table, wanted: Wanted) -> tuple[Seen, Tensor | None]:
@@ -20,7 +31,8 @@ def careful(tokens: Tokens, table: Table, wanted: Wanted) -> tuple[Seen, Tensor 
     """
     count, device = len(tokens.targets), table.rows.device
     room = wanted.room(count, table, table.wide)
-    most = torch.full((count,), -math.inf, dtype=table.wide, device=device)
+    targets, target = tokens.targets - table.first, logits_of(tokens.targets, tokens, table)
+    most = target.to(table.wide)
     sums = torch.zeros(count, dtype=table.exact, device=device)
     spread = torch.zeros_like(sums) if table.smoothing else None
     top = Top(tokens.targets, table) if wanted.best else None
@@ -28,18 +40,21 @@ def careful(tokens: Tokens, table: Table, wanted: Wanted) -> tuple[Seen, Tensor 
     for piece in table.pieces():
         z = room.piece(piece)
         _logits(z, read, table, piece)
-        if top is not None:
-            top.see(z, piece)
         if spread is not None:
             spread += z.sum(-1) if table.weight is None else torch.mv(z, table.weight[piece].to(z.dtype))
+        own = Own.taken_out(z, targets, piece, -math.inf)
+        if top is not None:
+            top.see(z, own)
         above = torch.maximum(most, z.amax(-1))
         sums = sums * (most - above).exp() + (z - above.unsqueeze(-1)).exp_().sum(-1)
         most = above
+        own.put_back(z)
     above = table.ranks.max_(most.clone())
     sums = table.ranks.sum_(sums * (most - above).exp())
     if spread is not None:
         table.ranks.sum_(spread)
-    found = seen(tokens, table, above.to(table.exact) + sums.log(), top, spread)
+    above = above.to(table.exact)
+    found = seen(tokens, table, above + (sums + (target - above).exp()).log(), target, top, spread)
     grad = torch.empty_like(tokens.read) if wanted.hidden else None
     if wanted.any:
         _gradients(tokens, table, wanted, room, found, grad)
@@ -58,11 +73,12 @@ def _gradients(tokens: Tokens, table: Table, wanted: Wanted, room: Room, found: 
     row = tokens.pull(table, found.lse).to(table.wide).unsqueeze(-1)
     lse = found.lse.to(table.wide).unsqueeze(-1)
     read = tokens.read.to(table.product)
-    smoothed = tokens.smoothed(table).unsqueeze(-1)
+    smoothed, targets = tokens.smoothed(table).unsqueeze(-1), tokens.targets - table.first
     for number, piece in enumerate(table.pieces()):
         z = room.piece(piece)
         slope = None if table.soft_cap is None else (z / table.soft_cap).square_().neg_().add_(1.0)
         p = z.sub_(lse).exp_().mul_(row)
+        Own.taken_out(p, targets, piece, 0.0)
         if table.dense_smoothing:
             p -= smoothed if table.weight is None else smoothed * table.weight[piece].to(p.dtype)
         if slope is not None:

@@ -6,7 +6,24 @@ from torch import Tensor
 from tiebeam.blocks.readout_loss import options as say
 from tiebeam.errors import InputError
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+
+
+def check_tensors(given: dict[str, object]) -> None:
+    """Raise where something is no dense tensor.
+
+    Raises:
+        InputError: It is none.
+    """
+    for name, t in given.items():
+        if not isinstance(t, Tensor) or t.layout != torch.strided:
+            raise InputError(
+                f"{name} of {say.NAME}",
+                got=f"tensor of layout {t.layout}" if isinstance(t, Tensor) else type(t).__name__,
+                expected="a dense tensor",
+                hint=f"pass its parameter: {name}.weight" if isinstance(t, torch.nn.Module) else "",
+            )
 
 
 def check_kinds(hidden: Tensor, table: Tensor, ids: dict[str, Tensor], more: dict[str, Tensor]) -> None:
@@ -20,7 +37,7 @@ def check_kinds(hidden: Tensor, table: Tensor, ids: dict[str, Tensor], more: dic
         InputError: It does not.
     """
     for name, t in {"hidden": hidden, "table": table, **more}.items():
-        if not t.is_floating_point():
+        if t.dtype not in FLOATS:
             raise say.not_floating(name, t.dtype)
     for name, t in ids.items():
         if t.dtype not in ID_DTYPES:

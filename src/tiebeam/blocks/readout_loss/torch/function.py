@@ -76,6 +76,10 @@ class _Once(torch.autograd.Function):
     def backward(ctx: Any, *_: Any) -> Any:
         raise no_second_derivative()
 
+    @staticmethod
+    def vmap(*_: Any) -> Any:
+        raise _no_transform("vmap, or a Jacobian that maps over its backward pass")
+
 
 def no_second_derivative() -> GradientError:
     """The error of a derivative of a derivative."""
@@ -85,6 +89,28 @@ def no_second_derivative() -> GradientError:
         expected="one backward pass: the gradients came with the loss, and nothing is left to differentiate",
         hint="for a gradient penalty, a Hessian or a meta-gradient, take the cross entropy of the logits: "
         "F.cross_entropy(F.linear(hidden, table), targets)",
+    )
+
+
+def check_transforms() -> None:
+    """Raise where a transform of `torch.func` other than grad is at work; torch would refuse it without a hint.
+
+    Raises:
+        GradientError: One is.
+    """
+    for level in torch._C._functorch.get_interpreter_stack() or ():
+        name = level.key().name
+        if name in ("Vmap", "Jvp"):
+            raise _no_transform(name.lower())
+
+
+def _no_transform(name: str) -> GradientError:
+    return GradientError(
+        "readout_loss within a transform that it does not know",
+        got=name,
+        expected="torch.func.grad or a backward pass, of a call that takes all tokens",
+        hint='it takes tokens of any shape at once, and reduction="none" returns the loss of each; for what must be '
+        "mapped take the cross entropy of the logits: F.cross_entropy(F.linear(hidden, table), targets)",
     )
 
 

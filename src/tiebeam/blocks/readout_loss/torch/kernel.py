@@ -114,7 +114,8 @@ def _note(found: Found, at: slice, tokens: Tokens, table: Table, seen: Seen) -> 
 
 def _targets(tokens: Tokens, table: Table, wanted: Wanted, seen: Seen, grad: Tensor | None) -> None:
     """What the targets' own logits, and label smoothing without a soft cap, contribute to gradients."""
-    pull = tokens.share * tokens.kept
+    log = seen.target - seen.lse
+    pull = tokens.share * tokens.kept * -torch.expm1(log) - tokens.beside(table, seen.lse) * log.exp()
     if table.soft_cap is not None:
         pull = pull * (1.0 - (seen.target / table.soft_cap).square())
     at, rows = table.here(tokens.targets)

@@ -244,13 +244,14 @@ def _batch(
     weights = torch.ones(len(targets), dtype=exact, device=hidden.device)
     weights = weights if weight is None else weight[targets].to(exact)
     share = torch.ones_like(weights) if scale is None else scale.to(exact)
-    mean = numbers.reduction == "mean"
+    mean, total = numbers.reduction == "mean", weights.sum()
+    total = total.where(total != 0, float("nan"))  # what smoothing leaves of weights that are all 0 is no mean either
     return Batch(
         hidden=hidden,
         factor=numbers.constant if factor is None else float(factor),
         targets=targets,
         inputs=inputs,
-        share=share / weights.sum() if mean else share,
+        share=share / total if mean else share,
         share_z=share / len(targets) if mean and len(targets) else share,
         kept=weights * (1.0 - numbers.smoothing),
     )

@@ -87,8 +87,12 @@ class Tokens:
 
     def pull(self, table: Table, lse: Tensor) -> Tensor:
         """Derivative of the sum with respect to the log of each denominator, (n,)."""
+        return self.share * self.kept + self.beside(table, lse)
+
+    def beside(self, table: Table, lse: Tensor) -> Tensor:
+        """What label smoothing and z-loss are of `pull`, (n,)."""
         spread = table.smoothing * table.total / table.vocab
-        return self.share * (self.kept + spread) + 2.0 * table.z_loss * self.share_z * lse
+        return self.share * spread + 2.0 * table.z_loss * self.share_z * lse
 
     def smoothed(self, table: Table) -> Tensor:
         """What label smoothing takes from every logit, (n,), of dtype `wide`; before weights."""
@@ -168,24 +172,57 @@ class Room:
         return self.memory[start : start + self.tokens * rows].view(self.tokens, rows)
 
 
+@dataclass(frozen=True)
+class Own:
+    """What each token's target has in a piece, (n, 1); of another piece's targets, what stands somewhere in this one.
+
+    Attributes:
+        at, here: The place, and whether it is the target's.
+        value: What stood there.
+    """
+
+    at: Tensor
+    here: Tensor
+    value: Tensor
+
+    @classmethod
+    def taken_out(cls, values: Tensor, targets: Tensor, piece: slice, left: float) -> "Own":
+        """Leave something else in the places of targets.
+
+        What a target counts is known exactly from its one logit. Where nearly all of a softmax lies on it, the rest
+        would be lost as a difference of sums, and all of it to the rounding of a narrow product.
+
+        Args:
+            values: (n, rows), written to.
+            targets: (n,), as rows of this process's table.
+        """
+        at = (targets - piece.start).clamp(0, values.shape[1] - 1).unsqueeze(-1)
+        here = ((targets >= piece.start) & (targets < piece.stop)).unsqueeze(-1)
+        own = cls(at, here, values.gather(1, at))
+        values.scatter_(1, at, own.value.masked_fill(here, left))
+        return own
+
+    def put_back(self, values: Tensor) -> None:
+        """Make `values` what they were."""
+        values.scatter_(1, self.at, self.value)
+
+
 class Top:
     """Whether each target's logit is the largest: told from the logits as they pass, or what grows with them."""
 
     def __init__(self, targets: Tensor, table: Table) -> None:
-        self._targets, self._table = targets - table.first, table
+        self._ranks = table.ranks
         self._most = torch.full(targets.shape, -math.inf, dtype=table.wide, device=targets.device)
         self._own = torch.zeros_like(self._most)
 
-    def see(self, values: Tensor, piece: slice) -> None:
-        """Take a piece, (n, rows), into account."""
+    def see(self, values: Tensor, own: Own) -> None:
+        """Take a piece, (n, rows), into account, out of which the targets' own values were taken."""
         self._most = torch.maximum(self._most, values.amax(-1))
-        at = ((self._targets >= piece.start) & (self._targets < piece.stop)).nonzero().flatten()
-        self._own[at] = values[at, self._targets[at] - piece.start]
+        self._own = torch.where(own.here, own.value, self._own.unsqueeze(-1)).squeeze(-1)
 
     def best(self) -> Tensor:
         """(n,), bool; an equal logit takes nothing from it."""
-        ranks = self._table.ranks
-        return ranks.sum_(self._own) >= ranks.max_(self._most)
+        return self._ranks.sum_(self._own) >= self._ranks.max_(self._most)
 
 
 def multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
@@ -213,7 +250,7 @@ def logits_of(ids: Tensor, tokens: Tokens, table: Table) -> Tensor:
     return found if table.soft_cap is None else table.soft_cap * torch.tanh(found / table.soft_cap)
 
 
-def seen(tokens: Tokens, table: Table, lse: Tensor, top: Top | None, spread: Tensor | None) -> Seen:
+def seen(tokens: Tokens, table: Table, lse: Tensor, target: Tensor, top: Top | None, spread: Tensor | None) -> Seen:
     """What is known once the denominators are."""
     own = None if tokens.inputs is None else logits_of(tokens.inputs, tokens, table)
-    return Seen(lse, logits_of(tokens.targets, tokens, table), own, spread, None if top is None else top.best())
+    return Seen(lse, target, own, spread, None if top is None else top.best())

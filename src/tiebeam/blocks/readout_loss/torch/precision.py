@@ -21,7 +21,7 @@ def product_dtype(hidden: Tensor, table: Tensor) -> torch.dtype:
     together = torch.promote_types(hidden.dtype, table.dtype)
     if together == torch.float64:
         return torch.float64
-    if torch.is_autocast_enabled(device):
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):  # not on meta
         together = torch.get_autocast_dtype(device)
     return torch.bfloat16 if together == torch.bfloat16 and multiplies_bfloat16(device) else torch.float32
 

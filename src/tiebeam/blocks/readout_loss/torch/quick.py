@@ -11,7 +11,18 @@ import math
 import torch
 from torch import Tensor
 
-from tiebeam.blocks.readout_loss.torch.parts import Room, Seen, Table, Tokens, Top, Wanted, multiply, seen
+from tiebeam.blocks.readout_loss.torch.parts import (
+    Own,
+    Room,
+    Seen,
+    Table,
+    Tokens,
+    Top,
+    Wanted,
+    logits_of,
+    multiply,
+    seen,
+)
 
 LOG2E = math.log2(math.e)
 LEAST, MOST = 2.0**-30, 2.0**60  # denominators whose product with a hidden state stays a normal number
@@ -27,27 +38,29 @@ def quick(tokens: Tokens, table: Table, wanted: Wanted) -> tuple[Seen, Tensor | 
     count, device = len(tokens.targets), table.rows.device
     room = wanted.room(count, table, table.product)
     exponentials = _Exponentials(tokens, table, wanted)
+    targets, target = tokens.targets - table.first, logits_of(tokens.targets, tokens, table)
     sums = torch.zeros(count, dtype=table.exact, device=device)
     top = Top(tokens.targets, table) if wanted.best else None
     grad = torch.empty_like(tokens.read) if wanted.hidden else None
     for number, piece in enumerate(table.pieces()):
         rows, kept = table.rows[piece].to(table.product), room.piece(piece)
         e = exponentials.of(rows, piece, kept)
+        own = Own.taken_out(e, targets, piece, 0.0)
         sums += e.sum(-1)
         if number == 0 and table.ranks.alone and not bool((sums <= MOST).all()):
             return None  # before the rest is computed for nothing
         if top is not None:
-            top.see(e, piece)
+            top.see(e, own)
         if wanted.any:
             exponentials.slope(e)
             if kept is not e:
                 kept.copy_(e)
         if grad is not None:
             multiply(grad, kept, rows, add=number > 0)
-    table.ranks.sum_(sums)
+    sums = table.ranks.sum_(sums) + target.exp()
     if not bool(((sums >= LEAST) & (sums <= MOST)).all()):
         return None
-    found = seen(tokens, table, sums.log(), top, _spread(tokens, table))
+    found = seen(tokens, table, sums.log(), target, top, _spread(tokens, table))
     if wanted.any:
         row = (tokens.pull(table, found.lse) / sums).mul_(exponentials.unit).to(table.wide).unsqueeze(-1)
         if grad is not None:
