@@ -171,11 +171,10 @@ def table_statistics(variable: Any, vocab_axis: int) -> TableStatistics:
     if not readable(variable) or 0 in variable.shape.as_list():
         return TableStatistics()
     vocab, width = _size(variable, vocab_axis)
-    norms, lowest, highest = np.empty(vocab), math.inf, -math.inf
+    norms = np.empty(vocab)
     for start, stop in _spans(vocab, width):
         (rows,) = _wide(_rows(variable, vocab_axis, start, stop))
         norms[start:stop] = _norms(rows)
-        lowest, highest = min(lowest, float(tf.reduce_min(rows))), max(highest, float(tf.reduce_max(rows)))
     if not np.isfinite(norms).all():
         return TableStatistics(finite=False, constant=False)
     zero = np.flatnonzero(norms == 0)
@@ -185,13 +184,24 @@ def table_statistics(variable: Any, vocab_axis: int) -> TableStatistics:
         finite=True,
         spread=float(kept.std() / kept.mean()) * math.sqrt(2 * width) if len(kept) >= 2 else None,
         zero_rows=tuple(zero[:ZERO_ROWS_LISTED].tolist()),
-        constant=lowest == highest,
+        constant=_constant(variable, vocab_axis, vocab, width),
         zero_count=len(zero),
     )
 
 
+def _constant(variable: Any, vocab_axis: int, vocab: int, width: int) -> bool:
+    """Whether all entries are one number; most tables tell by their first row."""
+    lowest, highest = math.inf, -math.inf
+    for start, stop in [(0, 1), *_spans(vocab, width)]:
+        rows = _rows(variable, vocab_axis, start, stop)
+        lowest, highest = min(lowest, float(tf.reduce_min(rows))), max(highest, float(tf.reduce_max(rows)))
+        if lowest != highest:
+            return False
+    return True
+
+
 def _norms(rows: Any) -> np.ndarray[Any, Any]:
-    norms: np.ndarray[Any, Any] = np.sqrt(tf.reduce_sum(rows * rows, axis=1).numpy().astype(np.float64))
+    norms: np.ndarray[Any, Any] = tf.math.reduce_euclidean_norm(rows, axis=1).numpy().astype(np.float64)
     doubtful = ~((norms > 1e-15) & (norms < 1e15))
     if doubtful.any():  # float32 may have under- or overflowed
         again = tf.gather(rows, np.flatnonzero(doubtful)).numpy().astype(np.float64)
