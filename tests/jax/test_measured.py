@@ -111,7 +111,7 @@ def test_two_samples_pool_to_the_moments_of_both() -> None:
 def test_parts_on_devices_and_shardings_in_types_are_measured() -> None:
     environment = {
         **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     script = str(Path(__file__).with_name("sharded_measures.py"))

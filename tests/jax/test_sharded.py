@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_table_in_shards_is_seen_and_drawn_as_the_whole() -> None:
     environment = {
         **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4",
         "PYTHONPATH": str(ROOT / "src"),
     }
     done = subprocess.run(

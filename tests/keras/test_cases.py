@@ -33,7 +33,7 @@ def rows(shared: Path) -> dict[str, Any]:
 def fresh() -> Iterator[None]:
     """Rows set a global policy."""
     before = keras.config.dtype_policy()
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     yield
     keras.config.set_dtype_policy(before)
 
@@ -73,7 +73,7 @@ def test_every_printed_fix_mends_what_it_was_printed_for(name: str, shared: Path
         if not finding.fix:
             assert finding.severity == "info" or finding.hint, finding
             continue
-        keras.backend.clear_session()
+        keras.backend.clear_session(free_memory=False)
         scope = {"model": model_of(row), "inputs": IDS, "tiebeam": tiebeam}
         exec(compile(finding.fix, finding.code, "exec"), scope)
         left = {(f.code, f.where) for f in tiebeam.inspect(scope["model"], IDS).findings}
@@ -85,5 +85,5 @@ def test_a_declared_dtype_that_is_not_the_real_one_is_noted(shared: Path) -> Non
     report = tiebeam.inspect(model_of(rows(shared)["ks-symbolic-dtype-mismatch"]), IDS)
     assert "the model declares an output of bfloat16 and returns float32" in report.notes
     keras.config.set_dtype_policy("float32")
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     assert not tiebeam.inspect(model_of(rows(shared)["ks-healthy-reversible"]), IDS).notes

@@ -34,7 +34,7 @@ class Two(Written):
 
 
 def test_two_equal_tables_become_one_variable() -> None:
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     model = Two()
     model(ids())
     model.head._embeddings.assign(numbers(model.embed._embeddings))
@@ -55,7 +55,7 @@ def test_a_head_of_another_layout_has_no_line_that_ties_it() -> None:
 
 
 def test_a_table_of_unit_std_is_drawn_anew() -> None:
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     e = keras.layers.ReversibleEmbedding(300, 48, embeddings_initializer=keras.initializers.RandomNormal(stddev=1.0))
     norm = keras.layers.RMSNormalization()
     tokens = keras.Input((None,), dtype="int32")
@@ -64,7 +64,7 @@ def test_a_table_of_unit_std_is_drawn_anew() -> None:
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_table_frozen_alone_is_trained_again(nested: bool) -> None:
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     e, body = reversible(name="tok"), residual()
     tokens = keras.Input((None,), dtype="int32")
     logits = e(body(e(tokens)), reverse=True)

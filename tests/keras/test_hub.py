@@ -30,7 +30,7 @@ def watched(layer: keras.Layer, call: Any) -> Iterator[None]:
 
 
 def model_of(hub: Hub) -> tuple[Any, Any]:
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     return hub.build()
 

@@ -17,7 +17,7 @@ IDS = np.random.default_rng(1).integers(0, V, (4, 32)).astype("int32")
 
 def language_model(dtype: str = "float32", body: Any = None, **options: Any) -> tuple[Any, Any]:
     """Half of the logits of a normalised stream; the model and its table."""
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     e = keras.layers.ReversibleEmbedding(V, D, dtype=dtype, **options)
     norm = body or keras.layers.RMSNormalization(dtype=dtype)
     tokens = keras.Input((None,), dtype="int32")
@@ -133,7 +133,7 @@ def test_a_table_stored_the_other_way_round_gets_the_same_draws() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of Keras' quantisers
 def test_a_table_that_cannot_be_written_leaves_every_other_as_it_was() -> None:
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     one, other = (keras.layers.ReversibleEmbedding(V, D, name=name) for name in ("one", "other"))
     body = residual_of(D)
     tokens = keras.Input((None,), dtype="int32")

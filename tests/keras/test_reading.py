@@ -14,7 +14,7 @@ load()
 
 
 def quantised(mode: str, tie: bool) -> Any:
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     e, norm, dense = reversible(tie_weights=tie), keras.layers.LayerNormalization(), keras.layers.Dense(WIDTH)
     model = functional(e, e, lambda h: e(h, reverse=True), lambda x: norm(dense(x))).model
     model.quantize(mode)
@@ -46,7 +46,7 @@ def test_a_quantised_table_has_its_roles_and_no_number_that_is_not_known(mode: s
 
 
 def test_a_table_with_an_adapter_is_frozen_and_says_what_is_added() -> None:
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     e = reversible()
     case_ = functional(e, e, lambda h: e(h, reverse=True))
     e.enable_lora(2)
@@ -66,7 +66,7 @@ def test_a_frozen_table_does_not_train() -> None:
 
 def test_a_product_made_while_the_graph_was_drawn_is_a_constant_of_it() -> None:
     """`ops.transpose(variable)` outside a layer is computed at once: only PyTorch's is a view of the variable."""
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     e, norm = keras.layers.Embedding(VOCAB, WIDTH), keras.layers.LayerNormalization()
     tokens = keras.Input((None,), dtype="int32")
     model = keras.Model(tokens, ops.matmul(norm(e(tokens)), ops.transpose(e.embeddings)))
@@ -98,7 +98,7 @@ def test_inputs_are_made_by_the_signature(name: str) -> None:
 
 
 def test_a_model_of_one_length_is_looked_at_in_that_length() -> None:
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     e, norm = reversible(), keras.layers.LayerNormalization()
     tokens = keras.Input((6,), dtype="int32", batch_size=2)
     model = keras.Model(tokens, e(norm(e(tokens) * 3.0), reverse=True))
@@ -107,7 +107,7 @@ def test_a_model_of_one_length_is_looked_at_in_that_length() -> None:
 
 @pytest.mark.parametrize(("factor", "known"), [(2.0, 2.0), (4.0, 4.0), (0.5, 0.5), (6.0, None)])
 def test_in_one_length_a_factor_may_be_the_batch_but_not_the_length(factor: float, known: float | None) -> None:
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     e, norm = reversible(), keras.layers.LayerNormalization()
     tokens = keras.Input((6,), dtype="int32")
     model = keras.Model(tokens, e(norm(e(tokens) * factor), reverse=True))
@@ -117,7 +117,7 @@ def test_in_one_length_a_factor_may_be_the_batch_but_not_the_length(factor: floa
 
 def test_ids_that_come_as_floats_are_ids() -> None:
     """An input is float32 where Keras is not told otherwise; an embedding makes integers of it."""
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     e, norm = reversible(), keras.layers.LayerNormalization()
     tokens = keras.Input((None,))
     model = keras.Model(tokens, e(norm(e(tokens) * 3.0), reverse=True))

@@ -15,7 +15,7 @@ IDS = np.random.default_rng(5).integers(0, VOCAB, (4, 48)).astype("int32")
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_scheme_is_seen_as_it_is_written(name: str) -> None:
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     model, rule = gpt(name, vocab=VOCAB, width=WIDTH, layers=1), scheme(name)
     report = tiebeam.inspect(model, IDS)
     lookup = next(t for t in report.tables if t.lookups)
@@ -33,7 +33,7 @@ def test_a_scheme_is_seen_as_it_is_written(name: str) -> None:
 
 
 def test_a_capped_model_in_mixed_precision() -> None:
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     model = gpt("C", vocab=VOCAB, width=WIDTH, layers=1, soft_cap=30.0, dtype="mixed_bfloat16")
     [table] = tiebeam.inspect(model, IDS).tables
     assert (table.state, table.soft_cap, table.lookup_factor, table.dtype) == ("tied", 30.0, 8.0, "float32")

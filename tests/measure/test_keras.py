@@ -85,7 +85,7 @@ def plain_read(model: Any, h: Any) -> Any:
 
 
 def built(look: Callable[..., Any] = block_look, read: Callable[..., Any] = block_read, **more: Any) -> Model:
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     model = Model(look, read, **more)
     model.build((None, None))
     return model

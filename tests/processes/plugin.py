@@ -1,5 +1,6 @@
 """Hooks that give each framework a process of its own, and one closing line to all of them."""
 
+import gc
 import json
 import os
 import sys
@@ -124,6 +125,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     labels = set(config.stash[RUN].labels)
     items[:] = [item for item in items if not isinstance(item, pytest.DoctestItem) or labels & set(_home_of(item))]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What the frameworks made when they were imported stays: no collection of garbage looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _home_of(item: pytest.DoctestItem) -> tuple[str, ...]:

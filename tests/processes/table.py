@@ -4,6 +4,7 @@ TensorFlow beside PyTorch can crash, and Keras fixes its backend when it is impo
 framework, one after another. What needs no framework runs with whichever comes first.
 """
 
+import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,11 +38,22 @@ class Process:
         return [s for s in self.strangers if s in present]
 
 
+def _version(module: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(n) for n in re.findall(r"\d+", importlib.metadata.version(module))[:2])
+    except importlib.metadata.PackageNotFoundError:
+        return ()
+
+
 # XLA would take longer to compile a small model well than the model ever runs, and again wherever a test builds it.
+# Its fusion emitters and the splitting of what is generated cost half of that; a flag that XLA does not know ends
+# it, and TensorFlow has an XLA of its own: so from the versions on that were seen to take them.
+PLAINLY = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 COMPILING = {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    **({"XLA_FLAGS": PLAINLY} if _version("jaxlib") >= (0, 10) and _version("tensorflow") >= (2, 21) else {}),
 }
 COMPILED = ("JAX_COMPILATION_CACHE_DIR",)
 

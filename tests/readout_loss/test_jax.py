@@ -190,7 +190,10 @@ def test_a_target_outside_the_table_makes_a_compiled_loss_nan():
 @pytest.mark.slow
 def test_a_table_and_tokens_on_several_devices_are_one_table_and_one_batch():
     root = Path(__file__).parents[2]
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "PYTHONPATH": f"{root / 'src'}:{root}"}
+    flags = {
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4",
+        "PYTHONPATH": f"{root / 'src'}:{root}",
+    }
     done = subprocess.run(
         [sys.executable, "-m", "tests.readout_loss.sharded_jax"],
         env={**os.environ, **flags},

@@ -72,7 +72,7 @@ def case(name: str, *, staged: bool = True) -> Callable[[Callable[[], Case]], Ca
 
     def register(build: Callable[[], Case]) -> Callable[[], Case]:
         def fresh() -> Case:
-            keras.backend.clear_session()
+            keras.backend.clear_session(free_memory=False)
             keras.utils.set_random_seed(0)
             return build()
 

@@ -58,7 +58,7 @@ def plain_read(model: Any, h: Any) -> Any:
 def built(
     look: Look = plain_look, read: Read = plain_read, hold: Callable[[Any], None] | None = None, **options: Any
 ) -> Between:
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     model = Between(look, read, hold, **options)
     model(tokens())

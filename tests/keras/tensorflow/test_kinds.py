@@ -72,7 +72,7 @@ CALLS: dict[str, tuple[Callable[[Any, Any], Any], float, float]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_loops_and_branches_of_keras_are_followed(name: str) -> None:
     call, lookup, readout = CALLS[name]
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     model = Sequence(call)
     model(tokens(2, 7))
     table = table_of(tiebeam.inspect(model, tokens(2, 7)), "lm/table/embeddings")
@@ -83,7 +83,7 @@ def test_loops_and_branches_of_keras_are_followed(name: str) -> None:
 
 @pytest.mark.parametrize("layer", [keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN])
 def test_recurrent_layers_stand_between_the_roles(layer: Any) -> None:
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     ids = keras.Input((None,), dtype="int32")
     table = keras.layers.ReversibleEmbedding(VOCAB, WIDTH, name="table")
     hidden = layer(WIDTH, return_sequences=True)(table(ids) * 4.0)
@@ -95,7 +95,7 @@ def test_recurrent_layers_stand_between_the_roles(layer: Any) -> None:
 
 
 def test_ids_may_come_from_text() -> None:
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     words = keras.layers.TextVectorization(max_tokens=VOCAB, output_sequence_length=6)
     words.adapt(["a b c d e", "f g h"])
     table = keras.layers.ReversibleEmbedding(VOCAB, WIDTH, name="table")
@@ -109,7 +109,7 @@ def test_rows_may_be_ragged() -> None:
     def call(m: Any, ids: Any) -> Any:
         return ids.with_values(m.table(m.norm(m.table(ids.values) * 3.0), reverse=True))
 
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     model = Sequence(call)
     ids = tf.ragged.constant([[1, 2, 3], [4, 5]], dtype=tf.int32)
     model.build(None)

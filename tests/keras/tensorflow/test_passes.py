@@ -79,7 +79,7 @@ def everything(model: Any) -> list[Any]:
 
 
 def test_seeds_and_statistics_are_as_they_were() -> None:
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     table = keras.layers.Embedding(VOCAB, WIDTH)
     noise, mean = keras.layers.GaussianNoise(0.1, seed=3), keras.layers.BatchNormalization()
     ids = keras.Input((None,), dtype="int32")
