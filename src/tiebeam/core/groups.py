@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal
@@ -237,6 +237,53 @@ def check_rates(**given: Any) -> None:
         wrong = isinstance(value, Real) and not 0 <= float(value) < math.inf
         if wrong or isinstance(value, str):  # optimizers check their own defaults, never those of a group
             raise RangeError(f"{name} is no rate", got=repr(value), expected="a number, 0 or more")
+
+
+def check_beside(law: Rule, beside: object, beside_lr: object, *, example: str) -> None:
+    """Refuse an optimizer of matrices that stands alone, and a second one beside what trains everything.
+
+    Args:
+        beside, beside_lr: The optimizer for the tables and the rest, and its rate, or None.
+        example: One of the framework's, for the hint.
+
+    Raises:
+        RangeError: One is missing, or too many.
+    """
+    if law.matrices and (beside is None or beside_lr is None):
+        raise RangeError(
+            f"{law.name} takes the matrices of the body alone",
+            got="no optimizer for the tables and the rest",
+            expected="beside= and beside_lr=",
+            hint=f"beside={example}, beside_lr=1e-3",
+        )
+    if beside is not None and not law.matrices:
+        raise RangeError(
+            f"{law.name} trains all parameters", got="beside=", expected="muon, shampoo or soap", hint="leave it out"
+        )
+
+
+def split_matrices(groups: Sequence[Group], fits: Callable[[str], bool]) -> list[Group]:
+    """Set apart, as embeddings, the matrices of the body that an optimizer of matrices does not take.
+
+    Args:
+        fits: Whether it takes the matrix of that name.
+
+    Example:
+        >>> found = split_matrices([Group("matrices", ("mlp", "head"))], lambda name: name == "mlp")
+        >>> [(g.kind, g.names) for g in found]
+        [('matrices', ('mlp',)), ('embeddings', ('head',))]
+    """
+    found: list[Group] = []
+    for group in groups:
+        if group.kind != "matrices":
+            found.append(group)
+            continue
+        taken = {n: fits(n) for n in group.names}
+        found.append(dataclasses.replace(group, names=tuple(n for n, fit in taken.items() if fit)))
+        found.append(
+            dataclasses.replace(group, kind="embeddings", names=tuple(n for n, fit in taken.items() if not fit))
+        )
+    return [g for g in found if g.names]
 
 
 def _checked(name: str, value: float) -> float:

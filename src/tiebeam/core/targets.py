@@ -5,12 +5,37 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tiebeam.core.passes import Request, Wanted
 from tiebeam.errors import InputError
+from tiebeam.ir import Graph
 
 IGNORED = -100
 """A position without a target, as most training loops write it."""
 
 Ints = npt.NDArray[np.int64]
+
+
+def targets_for(graph: Graph, asked: Wanted, request: Request, ids: npt.NDArray[Any] | None) -> tuple[int, Ints, str]:
+    """Right tokens for the logits that a pass returned; see `targets_of`.
+
+    Args:
+        ids: The tokens that belong to the rows of the logits, or None.
+
+    Returns:
+        Which of the pass' results the logits are; their targets, int64, one for each row; and where those came from.
+
+    Raises:
+        InputError: There are no logits, or no targets.
+    """
+    if asked.logits is None:
+        raise InputError(
+            "no loss can be taken",
+            got="a model that returns neither a loss nor logits over its vocabulary",
+            hint="pass loss=lambda output, batch: ...",
+        )
+    *rows, vocab = graph.values[asked.logits].shape
+    targets, said = targets_of(ids, request.labels, request.mask, tuple(rows), vocab)
+    return graph.outputs.index(asked.logits), targets.reshape(-1), said
 
 
 def targets_of(

@@ -7,7 +7,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiebeam.backends.keras.tensorflow.axes import broadcast, einsum, regrouped
+from tiebeam.backends.keras.tensorflow.axes import broadcast, einsum
 from tiebeam.backends.keras.tensorflow.lower import Lowering, lower
 from tiebeam.ir import Graph, Op, Origin
 
@@ -91,16 +91,3 @@ def test_an_operand_is_aligned_at_the_right(shape: tuple[int, ...], data: st.Dat
     for k, a in enumerate(axes):
         moves = stretched.shape[k] > 1 and not np.array_equal(np.take(stretched, 0, k), np.take(stretched, 1, k))
         assert moves == (a >= 0)
-
-
-@given(shape=shapes, data=st.data())
-def test_a_reshape_that_splits_and_merges_knows_its_axes(shape: tuple[int, ...], data: st.DataObject) -> None:
-    cut = data.draw(st.integers(0, len(shape) - 1))
-    stop = data.draw(st.integers(cut + 1, len(shape)))
-    merged = (*shape[:cut], int(np.prod(shape[cut:stop])), *shape[stop:])
-    assert regrouped(shape, merged) == (*range(cut), cut, *range(stop, len(shape)))
-    assert regrouped(merged, shape) == (
-        *range(cut),
-        *(cut,) * (stop - cut),
-        *(cut + 1 + i for i in range(len(shape) - stop)),
-    )

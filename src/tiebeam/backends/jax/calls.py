@@ -3,22 +3,20 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tiebeam.backends.jax.axes import identity
+from tiebeam.backends.graphs.axes import identity
+from tiebeam.backends.graphs.loops import UNKNOWN_POWER, rescaled
 from tiebeam.backends.jax.lower import Equation, Frame, Lowering
 from tiebeam.ir import Op, Origin
 
 Call = Callable[[Lowering, Equation, Any, Frame, int, str], Sequence[int]]
 
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
-_KEEP = (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK)
-_SCALES = (Op.MUL, Op.DIV, Op.ADD, Op.SUB)
 #: Run their body once, as it stands.
 INLINE = (
     "jit pjit closed_call core_call call named_call core_closed_call remat remat2 remat_opt checkpoint composite "
     "custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call"
 ).split()
 ROUNDS = 64  # of a scan, where each counts
-DEPTH = 32  # operations of a loop's body looked at behind its carry
 
 
 def opened(low: Lowering, jaxpr: Any, args: Sequence[int], stack: str) -> Frame:
@@ -81,7 +79,7 @@ def _scan(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, st
     inner = _round(low, at, [*fixed, *state], stack)
     results = low.results(inner)
     inside: tuple[Frame, ...] = (inner,)
-    moving = any(_rescaled(low, v, state, results[:carries]) for v in results[:carries])
+    moving = any(rescaled(low, v, state, results[:carries]) for v in results[:carries])
     if moving and 1 < length <= ROUNDS:
         inside, results = (), (*start, *results[carries:])
         for _ in range(length):
@@ -93,7 +91,7 @@ def _scan(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, st
     inside[0].first = first
     outs: list[int] = []
     for v, var in zip(results, eqn.outvars, strict=True):
-        axes = identity(len(var.aval.shape)) if len(outs) < carries else (-1, *range(len(low.shape(v))))
+        axes = identity(len(var.aval.shape)) if len(outs) < carries else (-1, *range(low.rank(v)))
         out = low.fresh(var.aval, [v])
         outs.append(low.emit(at, Op.LAYOUT, [v], [axes], [out]))
     return outs
@@ -104,7 +102,7 @@ def _round(low: Lowering, at: Equation, args: Sequence[int], stack: str) -> Fram
     body, own = at.params["jaxpr"], list(args)
     for v, var in zip(at.inputs[len(args) :], body.jaxpr.invars[len(args) :], strict=True):
         out = low.fresh(var.aval, [v])
-        own.append(low.emit(at, Op.LAYOUT, [v], [tuple(range(1, len(low.shape(v))))], [out]))
+        own.append(low.emit(at, Op.LAYOUT, [v], [tuple(range(1, low.rank(v)))], [out]))
     return opened(low, body, own, stack)
 
 
@@ -130,7 +128,7 @@ def _while(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, s
     state = _of_any_round(low, at, start, body.jaxpr.invars[consts:], body.jaxpr.outvars)
     inside: tuple[Frame, ...] = (opened(low, body, [*fixed, *state], stack),)
     results: Sequence[int] = low.results(inside[0])
-    if any(_rescaled(low, v, state, results) for v in results):
+    if any(rescaled(low, v, state, results) for v in results):
         rounds = _rounds(low, at, start, stack)
         if rounds is None:
             results = _unknown_power(low, at, start, results, state)
@@ -172,38 +170,16 @@ def _unknown_power(
     """What a loop ends with, where the number of rounds is an exponent that is not known, or is large."""
     ends = []
     for before, v in zip(start, results, strict=True):
-        if not _rescaled(low, v, state, results):
+        if not rescaled(low, v, state, results):
             ends.append(v)
             continue
         draft = low.drafts[v]
         power = low.add((), draft.dtype, Origin.NODE, leafy=draft.leafy)
-        low.emit(at, Op.OPAQUE, (), (), [power], label="a loop that multiplies what it carries")
+        low.emit(at, Op.OPAQUE, (), (), [power], label=UNKNOWN_POWER)
         out = low.add(draft.shape, draft.dtype, Origin.NODE, given=draft.given, random=draft.random, leafy=draft.leafy)
         axes = [identity(len(draft.shape)), (-1,) * len(draft.shape)]
         ends.append(low.emit(at, Op.MUL, [before, power], axes, [out]))
     return ends
-
-
-def _rescaled(low: Lowering, value: int, carries: Sequence[int], results: Sequence[int]) -> bool:
-    """Whether the value is one of the carries, multiplied by or added to something constant.
-
-    A carry that comes out as it went in is the same in every round: what is made of it is no power.
-    """
-    changing = {c for c, r in zip(carries, results, strict=True) if c != r}
-    scaled = False
-    for _ in range(DEPTH):
-        if value in carries:
-            return scaled and value in changing
-        producer = low.drafts[value].producer
-        if producer < 0:
-            return False
-        node = low.nodes[producer]
-        moving = [v for v in node.inputs if low.drafts[v].varying]
-        if node.op not in (*_KEEP, *_SCALES) or len(set(moving)) != 1:
-            return False
-        scaled |= node.op in _SCALES
-        value = moving[0]
-    return False
 
 
 def _cond(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, stack: str) -> Sequence[int]:

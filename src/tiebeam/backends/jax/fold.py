@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tiebeam.ir import Op
+from tiebeam.backends.graphs.building import TINY, known
+from tiebeam.backends.graphs.rules import hoisted
 
 if TYPE_CHECKING:
     from tiebeam.backends.jax.lower import Equation, Lowering
 
-TINY = 16  # elements of a constant whose value is followed
 MANY = 1 << 16  # elements of an array that is looked at for whether all of them are equal
 #: Cannot be computed outside of the mesh that they are about; `VARIES`: their result is their operand.
 COLLECTIVE = frozenset("psum psum2 psum_invariant pmax pmin axis_index all_gather all_to_all ppermute".split())
@@ -66,17 +66,6 @@ def computed(eqn: Any, operands: Sequence[Any]) -> Any:
         return np.asarray(plain(*operands, eqn.params))
 
 
-def known(array: Any) -> dict[str, Any]:
-    """Facts of a small array: its elements, and its number where it has one element."""
-    size = int(np.prod(np.shape(array)))
-    if size > TINY or size == 0:
-        return {}
-    host = np.asarray(array)
-    if size != 1 or host.dtype.kind == "c":
-        return {"concrete": host}
-    return {"concrete": host, "number": float(host.reshape(()).astype(np.float64))}
-
-
 def equal_or_known(array: Any) -> dict[str, Any]:
     """Facts of a small array, and of a larger one the number that all its elements equal, if so."""
     size = int(np.prod(np.shape(array)))
@@ -104,17 +93,5 @@ def fold(low: "Lowering", eqn: Any, at: "Equation") -> None:
 
 
 def hoist(low: "Lowering", eqn: Any, at: "Equation") -> bool:
-    """Do arithmetic on numbers that were spread out before they are: the result is a number, spread out."""
-    out = at.outputs[0]
-    if at.name not in ELEMENTWISE or np.prod(low.shape(out), initial=1) == 1:
-        return False
-    sources = [low.scalar_behind(v) for v in at.inputs]
-    scalars = [s for s in sources if s is not None]
-    operands: list[Any] = [low.drafts[s].concrete for s in scalars]
-    if len(scalars) < len(sources) or any(c is None for c in operands):
-        return False
-    result = low.add((), low.drafts[out].dtype, low.drafts[out].origin, leafy=low.drafts[out].leafy)
-    low.settle(result, np.asarray(computed(eqn, [np.reshape(c, ()) for c in operands])))
-    low.emit(at, Op.POINTWISE, scalars, [None] * len(scalars), [result])
-    low.emit(at, Op.LAYOUT, [result], [(-1,) * len(low.shape(out))])
-    return True
+    """Whether an operation was on numbers that were spread out, and is shown as one on the numbers."""
+    return at.name in ELEMENTWISE and hoisted(low, at, lambda operands: np.asarray(computed(eqn, operands)))

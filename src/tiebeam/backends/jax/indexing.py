@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from tiebeam.backends.jax.axes import identity
+from tiebeam.backends.graphs.axes import identity
+from tiebeam.backends.graphs.rules import columns
 from tiebeam.backends.jax.lower import Equation, Lowering
 from tiebeam.ir import Axes, Op
 
@@ -11,11 +12,11 @@ def gather(low: Lowering, at: Equation) -> None:
     """A gather along the one axis whose index is no constant; along several it is a rearrangement."""
     numbers, sizes = at.params["dimension_numbers"], at.params["slice_sizes"]
     shape, index_shape = low.shape(at.inputs[0]), low.shape(at.inputs[1])
-    rank = len(low.shape(at.outputs[0]))
+    rank = low.rank(at.outputs[0])
     # An axis that is taken whole is not indexed, whatever its index says: it could only start at 0.
-    columns = [(k, d) for k, d in enumerate(numbers.start_index_map) if sizes[d] != shape[d] or shape[d] == 1]
-    long = [(k, d) for k, d in columns if shape[d] != 1] or columns
-    pieces = _columns(low, at.inputs[1], len(numbers.start_index_map))
+    indexed = [(k, d) for k, d in enumerate(numbers.start_index_map) if sizes[d] != shape[d] or shape[d] == 1]
+    long = [(k, d) for k, d in indexed if shape[d] != 1] or indexed
+    pieces = columns(low, at.inputs[1])
     moving = [(k, d) for k, d in long if pieces is None or low.drafts[pieces[k]].varying]
     axes, index_axes = _axes(numbers, sizes, shape, len(index_shape), rank)
     if len(moving) == 1 and sizes[moving[0][1]] == 1:
@@ -44,22 +45,6 @@ def _axes(
         if i in index_batching:
             axes[out] = batching[index_batching.index(i)]
     return tuple(axes), tuple(index_axes)
-
-
-def _columns(low: Lowering, indices: int, count: int) -> list[int] | None:
-    """The values that were joined into index vectors, one for each component."""
-    value = indices
-    for _ in range(8):
-        producer = low.drafts[value].producer
-        if producer < 0:
-            return None
-        node = low.nodes[producer]
-        if node.op is Op.CONCAT and node.axis == len(low.shape(value)) - 1 and len(node.inputs) == count:
-            return list(node.inputs)
-        if node.op not in (Op.CAST, Op.MASK):
-            return None
-        value = node.inputs[0]
-    return None
 
 
 def dynamic_slice(low: Lowering, at: Equation) -> None:

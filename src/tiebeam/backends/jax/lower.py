@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
+from tiebeam.backends.graphs import building
 from tiebeam.backends.jax.axes import broadcast
-from tiebeam.backends.jax.fold import equal_or_known, fold, hoist, known
-from tiebeam.ir import Axes, Graph, Leaf, Node, Op, Origin, Value
+from tiebeam.backends.jax.fold import equal_or_known, fold, hoist
+from tiebeam.ir import Axes, Op, Origin, Value
 
 Path = tuple[tuple[int, int], ...]
 """An equation: number of its frame and its position there, after those of the equations that it is inside of."""
@@ -24,30 +25,14 @@ Atom = Any  # jax.extend.core.Var or Literal: their classes have no stubs
 
 
 @dataclass(slots=True)
-class Draft:
+class Draft(building.Draft):
     """A value in the making.
 
     Attributes:
-        concrete: Its elements, where they are few and known.
-        given: An input reached it; `random`: a random number did; `leafy`: a leaf did.
         apart: Axes of the mesh along which devices hold different values, inside a map over devices.
     """
 
-    shape: tuple[int, ...]
-    dtype: str
-    origin: Origin
-    producer: int = -1
-    leaf: Leaf | None = None
-    number: float | None = None
-    concrete: Any = None
-    given: bool = False
-    random: bool = False
-    leafy: bool = False
     apart: frozenset[str] = frozenset()
-
-    @property
-    def varying(self) -> bool:
-        return self.given or self.random
 
 
 @dataclass
@@ -81,7 +66,7 @@ class Equation:
     where: str
 
 
-class Lowering:
+class Lowering(building.Building[Draft, Equation]):
     """Builds values and nodes.
 
     Args:
@@ -93,33 +78,16 @@ class Lowering:
     def __init__(
         self, where: Callable[[str], str], learn: Callable[[str, Sequence[str]], bool] | None = None, *, values: bool
     ) -> None:
+        super().__init__(Draft)
         self.where, self.learn = where, learn
         self.has_values = values
-        self.drafts: list[Draft] = []
-        self.nodes: list[Node] = []
-        self.literals: dict[tuple[float, str], int] = {}
         self.constants: dict[int, tuple[int, Any]] = {}  # by identity; the array is held, so its id stays its own
-        self.notes: dict[str, None] = {}
         self.frames = 0
         self.at: Path = ()  # the equation that is being lowered
         self.paths: list[Path] = []  # of each node, the equation that it stands for
         self.mesh: dict[str, int] = {}  # sizes of its axes, inside a map over devices
 
     # -- values --
-
-    def shape(self, value: int) -> tuple[int, ...]:
-        return self.drafts[value].shape
-
-    def add(self, shape: Sequence[int], dtype: Any, origin: Origin, **facts: Any) -> int:
-        self.drafts.append(Draft(tuple(shape), str(dtype), origin, **facts))
-        return len(self.drafts) - 1
-
-    def number(self, number: float, dtype: str = "float32") -> int:
-        """A number that the program wrote."""
-        key = (number, dtype)
-        if key not in self.literals:
-            self.literals[key] = self.add((), dtype, Origin.LITERAL, number=number, concrete=np.asarray(number, dtype))
-        return self.literals[key]
 
     def constant(self, array: Any) -> int:
         """An array that the program made from nothing, known by its identity in whichever jaxpr it turns up."""
@@ -143,36 +111,8 @@ class Lowering:
 
     def fresh(self, aval: Any, inputs: Sequence[int]) -> int:
         """A value computed from `inputs`."""
-        read = [self.drafts[v] for v in inputs]
-        return self.add(
-            getattr(aval, "shape", ()),
-            getattr(aval, "dtype", "token"),
-            Origin.NODE,
-            given=any(d.given for d in read),
-            random=any(d.random for d in read),
-            leafy=any(d.leafy for d in read),
-            apart=frozenset().union(*(d.apart for d in read)) if self.mesh else frozenset(),
-        )
-
-    def uniform(self, value: int) -> float | None:
-        """The number that all elements equal, where the program says so."""
-        for _ in range(8):
-            draft = self.drafts[value]
-            if draft.number is not None:
-                return draft.number
-            if draft.producer < 0 or self.nodes[draft.producer].op not in (Op.LAYOUT, Op.CAST):
-                return None
-            value = self.nodes[draft.producer].inputs[0]
-        return None
-
-    def scalar_behind(self, value: int) -> int | None:
-        """The value of one element that `value` is an arrangement of, or None."""
-        while np.prod(self.shape(value), initial=1) != 1:
-            producer = self.drafts[value].producer
-            if producer < 0 or self.nodes[producer].op is not Op.LAYOUT:
-                return None
-            value = self.nodes[producer].inputs[0]
-        return value
+        apart = frozenset().union(*(self.drafts[v].apart for v in inputs)) if self.mesh else frozenset[str]()
+        return self.made_of(inputs, getattr(aval, "shape", ()), getattr(aval, "dtype", "token"), apart=apart)
 
     def behind(self, value: int) -> int:
         """What a value is an arrangement, a part or a cast of."""
@@ -183,50 +123,18 @@ class Lowering:
             value = self.nodes[producer].inputs[0]
         return value
 
-    def settle(self, value: int, concrete: Any) -> None:
-        """Take in what a constant was computed to be."""
-        for name, fact in known(concrete).items():
-            setattr(self.drafts[value], name, fact)
-
     # -- nodes --
 
-    def emit(
-        self,
-        eqn: Equation,
-        op: Op,
-        inputs: Sequence[int],
-        axes: Sequence[Axes | None],
-        outputs: Sequence[int] | None = None,
-        **facts: Any,
-    ) -> int:
-        index = len(self.nodes)
+    def emitted(self, at: Equation) -> None:
         self.paths.append(self.at)
-        outs = eqn.outputs[:1] if outputs is None else tuple(outputs)
-        facts.setdefault("attached", (None,) * len(inputs))
-        label = facts.pop("label", "") or eqn.name
-        self.nodes.append(
-            Node(
-                index=index,
-                op=op,
-                inputs=tuple(inputs),
-                outputs=outs,
-                axes=tuple(axes),
-                label=label,
-                where=eqn.where,
-                **facts,
-            )
-        )
-        for v in outs:
-            self.drafts[v].producer = index
-        return outs[0]
 
-    def elementwise(self, eqn: Equation, op: Op, inputs: Sequence[int], **facts: Any) -> int:
-        out = self.shape(eqn.outputs[0])
+    def elementwise(self, at: Equation, op: Op, inputs: Sequence[int], **facts: Any) -> int:
+        out = self.shape(at.outputs[0])
         axes = [broadcast(self.shape(v), out) for v in inputs]
         if op in (Op.MUL, Op.DIV):
             own = [self._uniform_leaf(v, a) for v, a in zip(inputs, axes, strict=True)]
             inputs, axes = [v for v, _ in own], [a for _, a in own]
-        return self.emit(eqn, op, inputs, axes, **facts)
+        return self.emit(at, op, inputs, axes, **facts)
 
     def _uniform_leaf(self, value: int, axes: Axes | None) -> tuple[int, Axes | None]:
         """The leaf vector of equal elements that was spread out into `value`, which is what core knows it by."""
@@ -239,8 +147,8 @@ class Lowering:
             source = node.inputs[0]
         return (source, own) if self.drafts[source].leaf and self.drafts[source].number is not None else (value, axes)
 
-    def opaque(self, eqn: Equation, *, foreign: bool = False) -> None:
-        self.emit(eqn, Op.OPAQUE, eqn.inputs, [None] * len(eqn.inputs), eqn.outputs, foreign=foreign)
+    def opaque(self, at: Equation, *, foreign: bool = False) -> None:
+        self.emit(at, Op.OPAQUE, at.inputs, [None] * len(at.inputs), at.outputs, foreign=foreign)
 
     # -- frames --
 
@@ -286,21 +194,7 @@ class Lowering:
 
     # -- the graph --
 
-    def graph(self, **facts: Any) -> Graph:
-        def lost(d: Draft) -> bool:
-            return not self.has_values and d.leafy and not d.varying and d.number is None
-
-        values = tuple(
-            Value(
-                id=i,
-                shape=d.shape,
-                dtype=d.dtype,
-                origin=d.origin,
-                producer=d.producer,
-                leaf=d.leaf,
-                number=d.number,
-                lost=lost(d) and int(np.prod(d.shape)) == 1,
-            )
-            for i, d in enumerate(self.drafts)
-        )
-        return Graph(values=values, nodes=tuple(self.nodes), notes=tuple(self.notes), **facts)
+    def finished(self, value: int, d: Draft) -> Value:
+        lost = not self.has_values and d.leafy and not d.varying and d.number is None and int(np.prod(d.shape)) == 1
+        whole = super().finished(value, d)
+        return whole._replace(lost=True) if lost else whole

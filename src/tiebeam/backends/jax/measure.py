@@ -4,92 +4,31 @@ The structure is known first, so exactly the values that matter are looked at.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tiebeam.backends.graphs.sizes import ROWS, Sizes
 from tiebeam.backends.jax.evaluate import Interpreter, Sink
 from tiebeam.backends.jax.lower import Frame
-from tiebeam.core.contract import contracted
-from tiebeam.core.norms import normalized_upstream, stream_before
-from tiebeam.core.provenance import provenance
-from tiebeam.core.reads import find_reads
-from tiebeam.core.walk import Forward
-from tiebeam.ir import Graph
-
-ROWS = 2048  # rows that a cosine is averaged over
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What to measure, by value id.
-
-    Attributes:
-        moments: Mean and variance of all elements.
-        whole: The elements, for cosines; `numbers`: the elements, to be handed out.
-        cosines: (node, stream, rows): mean cosine of two of the values in `whole`, row by row.
-        logits: Those of `moments` whose std is asked for.
-    """
-
-    moments: frozenset[int] = frozenset()
-    whole: frozenset[int] = frozenset()
-    cosines: tuple[tuple[int, int, int], ...] = ()
-    logits: frozenset[int] = frozenset()
-    numbers: frozenset[int] = frozenset()
-
-    def among(self, values: frozenset[int]) -> "Wanted":
-        """What can be measured of these values alone."""
-        cosines = tuple(c for c in self.cosines if c[1] in values and c[2] in values)
-        whole = frozenset(v for _, *pair in cosines for v in pair)
-        return Wanted(self.moments & values, whole, cosines, self.logits & values, self.numbers & values)
-
-    def without(self, other: "Wanted") -> "Wanted":
-        """The rest."""
-        cosines = tuple(c for c in self.cosines if c not in other.cosines)
-        whole = frozenset(v for _, *pair in cosines for v in pair)
-        moments, logits = self.moments - other.moments, self.logits - other.logits
-        return Wanted(moments, whole, cosines, logits, self.numbers - other.numbers)
-
-
-def wanted_of(graph: Graph, *, logits: bool) -> Wanted:
-    """What core will ask of this graph: sizes at both ends of each role, and the streams that normalisations read."""
-    graph = contracted(graph)
-    flags = provenance(graph)
-    reads = find_reads(graph, flags)
-    moments = {r.node.output for r in reads.lookups} | {r.other for r in reads.readouts}
-    cosines, ends = [], set[int]()
-    for read in reads.readouts:
-        stream = stream_before(graph, flags, read.other)
-        stream = normalized_upstream(graph, flags, read.other) if stream is None else stream
-        looked = [r for r in reads.lookups if r.node.index < read.node.index]
-        rows = [r for r in looked if r.source.leaf.key == read.source.leaf.key] or looked
-        if stream is not None and rows:
-            cosines.append((read.node.index, stream, rows[-1].node.output))
-        if logits:
-            walk = Forward(graph, flags, read.node.output, read.axis).run()
-            ends |= {read.node.output, *(v for v, _ in walk.ends)}
-    floats = {v for v in moments | ends if graph.values[v].dtype.startswith(("float", "bfloat"))}
-    whole = frozenset(v for _, *pair in cosines for v in pair)
-    return Wanted(frozenset(floats), whole, tuple(cosines), frozenset(ends & floats))
-
-
-def evaluator(closed: Any, frame: Frame, wanted: Wanted) -> Callable[..., dict[str, Any]]:
+def evaluator(closed: Any, frame: Frame, wanted: Sizes) -> Callable[..., dict[str, Any]]:
     """A compiled function of the program's arguments that returns the measurements."""
     return jax.jit(lambda args: evaluated(frame, closed.consts, args, wanted))
 
 
-def evaluated(frame: Frame, consts: Sequence[Any], args: Sequence[Any], wanted: Wanted) -> dict[str, Any]:
+def evaluated(frame: Frame, consts: Sequence[Any], args: Sequence[Any], wanted: Sizes) -> dict[str, Any]:
     """Run a program and return the measurements."""
     sink: Sink = {}
-    interpreter = Interpreter(wanted.moments, wanted.whole, wanted.numbers)
+    interpreter = Interpreter(wanted.moments, wanted.compared, wanted.numbers)
     interpreter.run(frame, consts, args, sink)
     return figures(sink, wanted, interpreter.together)
 
 
-def figures(sink: Sink, wanted: Wanted, together: Callable[[int, int], bool]) -> dict[str, Any]:
+def figures(sink: Sink, wanted: Sizes, together: Callable[[int, int], bool]) -> dict[str, Any]:
     """The measurements, of what was seen in a run.
 
     Args:
@@ -113,7 +52,7 @@ def numbers_of(found: Mapping[str, Any]) -> dict[int, Any]:
     return {v: array for v, (weight, array) in found["numbers"].items() if np.all(np.asarray(weight) > 0)}
 
 
-def facts_of(found: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
+def facts_of(found: Mapping[str, Any], wanted: Sizes) -> dict[str, Any]:
     """The measurements as fields of `Graph`."""
     rms: dict[int, float] = {}
     logit_std: dict[int, float] = {}
@@ -129,7 +68,7 @@ def facts_of(found: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
     return {"rms": rms, "logit_std": logit_std, "cosine": cosine}
 
 
-def unmeasured(facts: Mapping[str, Any], wanted: Wanted) -> tuple[str, ...]:
+def unmeasured(facts: Mapping[str, Any], wanted: Sizes) -> tuple[str, ...]:
     """Why some of what was wanted has no figure."""
     sizes = len(wanted.moments - facts["rms"].keys())
     cosines = len({(n, s) for n, s, _ in wanted.cosines} - facts["cosine"].keys())

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tiebeam.backends.graphs.sizes import Sizes
 from tiebeam.backends.jax import measure as sizes
 from tiebeam.backends.jax import measuring_numbers as numbers
 from tiebeam.backends.jax.evaluate import Interpreter, Sink
@@ -62,7 +63,7 @@ def values_of(program: Program, low: Lowered, arrays: Sequence[Any], values: Ite
         elif graph.values[v].origin is not Origin.INPUT:
             rest.add(v)
     if rest:
-        asked = sizes.Wanted(numbers=frozenset(rest))
+        asked = Sizes(numbers=frozenset(rest))
         if asked not in program.compiled:
             program.compiled[asked] = sizes.evaluator(program.closed, low.frame, asked)
         made = sizes.numbers_of(program.compiled[asked]([*arrays, *program.inputs]))
@@ -284,7 +285,7 @@ class _Step:
             for key, kinds in tables.items():
                 values[self.low.places[key]] = Parted(frozenset({key}), kinds.__getitem__)
             sink: Sink = {}
-            looking = Interpreter(here.moments, here.whole, here.numbers)
+            looking = Interpreter(here.moments, here.compared, here.numbers)
             self.roles.seen = lambda v, array: looking.take(v, _still(array), sink) if looking.wants(v) else None
             try:
                 results = self.roles.run(frame, consts, values)
@@ -296,7 +297,7 @@ class _Step:
 
         at = {k: dict.fromkeys(kinds, arrays[self.low.places[k]]) for k, kinds in self.kinds.items()}
         loss, (logits, seen), grads = differentiated(objective, at)
-        if within != sizes.Wanted():
+        if within != Sizes():
             more = sizes.evaluated(frame, consts, [*arrays, *inputs], within)
             seen = {name: seen[name] | more[name] for name in seen}
         found: dict[str, Any] = {"sizes": seen, "loss": loss, **self._numbers(grads, arrays, given["since"])}

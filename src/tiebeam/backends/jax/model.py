@@ -16,30 +16,13 @@ from tiebeam.backends.jax.quantising import Swaps
 from tiebeam.backends.jax.recall import recalled
 from tiebeam.backends.jax.shorten import Arguments, shorter_arguments
 from tiebeam.backends.jax.trace import Program, Trace, program_of, trace
+from tiebeam.backends.tables import AskedOnce
 from tiebeam.core.findings import Fixes
 from tiebeam.core.passes import Passed, Request, Wanted
 from tiebeam.core.report import Finding
 from tiebeam.core.sensitivity import QuantisableTable
-from tiebeam.core.statistics import Distance, TableStatistics
 from tiebeam.errors import InputError, ShapeError
 from tiebeam.ir import Leaf
-
-
-class JaxWeights:
-    """`core.statistics.Weights` over the arrays of a trace; asks each table once."""
-
-    def __init__(self, arrays: Mapping[int, Any]) -> None:
-        self.arrays = arrays
-        self._known: dict[tuple[int, int], TableStatistics] = {}
-
-    def statistics(self, leaf: Leaf, vocab_axis: int) -> TableStatistics:
-        key = (leaf.key, vocab_axis)
-        if key not in self._known:
-            self._known[key] = weights.table_statistics(self.arrays[leaf.key], vocab_axis)
-        return self._known[key]
-
-    def distance(self, a: Leaf, axis_a: int, b: Leaf, axis_b: int) -> Distance | None:
-        return weights.distance(self.arrays[a.key], self.arrays[b.key], vocab_axis_a=axis_a, vocab_axis_b=axis_b)
 
 
 class JaxModel:
@@ -120,8 +103,9 @@ class JaxModel:
     def diagnose(self) -> Finding | ShapeError | None:
         return None
 
-    def weights(self, traced: Trace) -> JaxWeights:
-        return JaxWeights({key: self.arrays[place] for key, place in traced.places.items()})
+    def weights(self, traced: Trace) -> AskedOnce[Any]:
+        arrays = {key: self.arrays[place] for key, place in traced.places.items()}
+        return AskedOnce(arrays, weights.table_statistics, weights.distance)
 
     def parameters(self) -> int:
         """Elements of all parameters, each once."""

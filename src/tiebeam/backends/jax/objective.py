@@ -12,7 +12,7 @@ from tiebeam.backends.jax.trace import Program
 from tiebeam.backends.jax.tree import Tree
 from tiebeam.core.closures import closed_over
 from tiebeam.core.passes import Request, Wanted
-from tiebeam.core.targets import IGNORED, targets_of
+from tiebeam.core.targets import IGNORED, targets_for
 from tiebeam.errors import InputError
 from tiebeam.ir import Graph
 
@@ -50,15 +50,8 @@ class Objective:
             return cls("loss=", batch.arrays, own=request.loss.function, batch=batch)
         if asked.loss is not None:
             return cls("the model's own loss", (), at=graph.outputs.index(asked.loss))
-        if asked.logits is None:
-            raise InputError(
-                "no loss can be taken",
-                got="a model that returns neither a loss nor logits over its vocabulary",
-                hint="pass loss=lambda output, batch: ...",
-            )
-        *rows, vocab = graph.values[asked.logits].shape
-        right, said = targets_of(ids, request.labels, request.mask, tuple(rows), vocab)
-        return cls(said, (right.reshape(-1).astype(np.int32),), at=graph.outputs.index(asked.logits))
+        at, right, said = targets_for(graph, asked, request, ids)
+        return cls(said, (right.astype(np.int32),), at=at)
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from tiebeam.backends.jax.axes import identity, regrouped, spread
+from tiebeam.backends.graphs.axes import identity, regrouped, with_new, without
+from tiebeam.backends.graphs.rules import arithmetic, bounded, chosen, negated, spread_from_one
+from tiebeam.backends.jax.axes import spread
 from tiebeam.backends.jax.indexing import dynamic_slice, gather
 from tiebeam.backends.jax.lower import Equation, Lowering
-from tiebeam.core.norms import SMALL
 from tiebeam.ir import Axes, Op, Origin
 
 Rule = Callable[[Lowering, Equation], Any]
@@ -36,6 +37,8 @@ RANDOM = frozenset(
 )
 REDUCTIONS = {"reduce_sum": 1.0, "reduce_max": 1.0, "reduce_min": 1.0, "argmax": 0.0, "argmin": 0.0,
               "reduce_prod": None, "reduce_and": None, "reduce_or": None, "reduce_xor": None}  # fmt: skip
+#: Whether a dropout by this comparison keeps the draws below its bound.
+KEPT = {"lt": True, "le": True}
 #: Known not to carry a factor on; nothing to remark.
 BARRIERS = frozenset(
     "cumsum cumprod cummax cummin cumlogsumexp sort top_k approx_top_k conv_general_dilated reduce_window "
@@ -63,7 +66,7 @@ def lower_equation(low: Lowering, at: Equation) -> None:
 
 def _same(low: Lowering, at: Equation) -> None:
     for v, out in zip(at.inputs, at.outputs, strict=True):
-        low.emit(at, Op.CAST, [v], [identity(len(low.shape(out)))], [out])
+        low.emit(at, Op.CAST, [v], [identity(low.rank(out))], [out])
 
 
 def _random(low: Lowering, at: Equation) -> None:
@@ -87,7 +90,7 @@ def _psum(low: Lowering, at: Equation) -> None:
     for v, out in zip(at.inputs, at.outputs, strict=True):
         alike = [low.mesh.get(a, 1) for a in at.params["axes"] if a not in low.drafts[v].apart]
         times = int(np.prod(alike)) if groups is None or not alike else len(groups[0])
-        rank = len(low.shape(out))
+        rank = low.rank(out)
         if times == 1:
             low.emit(at, Op.CAST, [v], [identity(rank)], [out])
         else:
@@ -107,24 +110,7 @@ def _scattered(low: Lowering, at: Equation) -> None:
 
 def _stop_gradient(low: Lowering, at: Equation) -> None:
     for v, out in zip(at.inputs, at.outputs, strict=True):
-        low.emit(at, Op.CAST, [v], [identity(len(low.shape(out)))], [out], attached=(False,))
-
-
-def _arithmetic(op: Op) -> Rule:
-    def rule(low: Lowering, at: Equation) -> None:
-        a, b = at.inputs
-        if op is Op.MUL and a == b:
-            low.elementwise(at, Op.POINTWISE, [a], degree=2.0, label="square")
-        elif op is Op.SUB and low.uniform(b) == 0.0 and low.shape(a) == low.shape(at.outputs[0]):
-            low.elementwise(at, Op.CAST, [a])  # a norm that has a mean to subtract, and subtracts none
-        else:
-            low.elementwise(at, op, at.inputs)
-
-    return rule
-
-
-def _neg(low: Lowering, at: Equation) -> None:
-    low.elementwise(at, Op.MUL, [at.inputs[0], low.number(-1.0, low.drafts[at.inputs[0]].dtype)])
+        low.emit(at, Op.CAST, [v], [identity(low.rank(out))], [out], attached=(False,))
 
 
 def _power(low: Lowering, at: Equation) -> None:
@@ -135,62 +121,44 @@ def _power(low: Lowering, at: Equation) -> None:
         low.elementwise(at, Op.POINTWISE, at.inputs[:1], degree=float(exponent))
 
 
-def _bounded(low: Lowering, at: Equation) -> None:
-    """`max` and `min` with 0 or an epsilon keep the degree; with another number they do not."""
-    numbers = [n for v in at.inputs if (n := low.uniform(v)) is not None]
-    keeps = all(abs(n) <= SMALL or n == -np.inf for n in numbers)
-    low.elementwise(at, Op.POINTWISE, at.inputs, degree=1.0 if keeps else None)
-
-
 def _transpose(low: Lowering, at: Equation) -> None:
     low.emit(at, Op.LAYOUT, at.inputs, [tuple(at.params["permutation"])])
 
 
-def _of_scalar(low: Lowering, at: Equation) -> bool:
-    """Whether one element was spread out, in however many steps: then it is shown as one step."""
-    source, out = low.scalar_behind(at.inputs[0]), low.shape(at.outputs[0])
-    if source is None or source == at.inputs[0]:
-        return False
-    low.emit(at, Op.LAYOUT, [source], [(-1,) * len(out)])
-    return True
-
-
 def _reshape(low: Lowering, at: Equation) -> None:
-    if _of_scalar(low, at):
+    if spread_from_one(low, at):
         return
     low.emit(at, Op.LAYOUT, at.inputs[:1], [regrouped(low.shape(at.inputs[0]), low.shape(at.outputs[0]))])
 
 
 def _broadcast(low: Lowering, at: Equation) -> None:
-    if _of_scalar(low, at):
+    if spread_from_one(low, at):
         return
     source, out = low.shape(at.inputs[0]), low.shape(at.outputs[0])
     low.emit(at, Op.LAYOUT, at.inputs[:1], [spread(source, out, at.params["broadcast_dimensions"])])
 
 
 def _squeeze(low: Lowering, at: Equation) -> None:
-    gone = {d % len(low.shape(at.inputs[0])) for d in at.params["dimensions"]}
-    low.emit(at, Op.LAYOUT, at.inputs, [tuple(i for i in range(len(low.shape(at.inputs[0]))) if i not in gone)])
+    low.emit(at, Op.LAYOUT, at.inputs, [without(low.rank(at.inputs[0]), at.params["dimensions"])])
 
 
 def _same_axes(op: Op) -> Rule:
     def rule(low: Lowering, at: Equation) -> None:
         for out in at.outputs:
-            low.emit(at, op, at.inputs[:1], [identity(len(low.shape(out)))], [out])
+            low.emit(at, op, at.inputs[:1], [identity(low.rank(out))], [out])
 
     return rule
 
 
 def _stack(low: Lowering, at: Equation) -> None:
-    new, rank = at.params["axis"], len(low.shape(at.outputs[0]))
-    axes = tuple(i if i < new else i - 1 if i > new else -1 for i in range(rank))
-    low.emit(at, Op.CONCAT, at.inputs, [axes] * len(at.inputs), axis=new)
+    new, rank = at.params["axis"], low.rank(at.outputs[0])
+    low.emit(at, Op.CONCAT, at.inputs, [with_new(rank, new)] * len(at.inputs), axis=new)
 
 
 def _unstack(low: Lowering, at: Equation) -> None:
-    gone, rank = at.params["axis"], len(low.shape(at.inputs[0]))
+    gone, rank = at.params["axis"], low.rank(at.inputs[0])
     for out in at.outputs:
-        low.emit(at, Op.LAYOUT, at.inputs, [tuple(i for i in range(rank) if i != gone)], [out])
+        low.emit(at, Op.LAYOUT, at.inputs, [without(rank, [gone])], [out])
 
 
 def _tile(low: Lowering, at: Equation) -> None:
@@ -199,60 +167,26 @@ def _tile(low: Lowering, at: Equation) -> None:
 
 
 def _concatenate(low: Lowering, at: Equation) -> None:
-    axes = identity(len(low.shape(at.outputs[0])))
+    axes = identity(low.rank(at.outputs[0]))
     low.emit(at, Op.CONCAT, at.inputs, [axes] * len(at.inputs), axis=at.params["dimension"])
 
 
 def _all_gather(low: Lowering, at: Equation) -> None:
-    dim, rank = at.params["all_gather_dimension"], len(low.shape(at.outputs[0]))
+    dim, rank = at.params["all_gather_dimension"], low.rank(at.outputs[0])
     tiled = at.params.get("tiled", False)
-    axes = identity(rank) if tiled else tuple(i if i < dim else i - 1 if i > dim else -1 for i in range(rank))
-    low.emit(at, Op.LAYOUT, at.inputs[:1], [axes])
+    low.emit(at, Op.LAYOUT, at.inputs[:1], [identity(rank) if tiled else with_new(rank, dim)])
 
 
 def _select(low: Lowering, at: Equation) -> None:
-    """A choice between a signal and a constant masks the signal; between two signals one updates the other."""
     condition, *cases = at.inputs
-    signals = [v for v in cases if low.drafts[v].varying or (low.drafts[v].leafy and low.uniform(v) is None)]
-    if len(signals) == 1 and low.drafts[condition].random and not low.drafts[condition].given:
-        low.elementwise(at, Op.DROPOUT, [_before_dropout(low, signals[0], condition)])
-    elif len(signals) == 1:
-        low.elementwise(at, Op.MASK, [signals[0], condition])
-    else:
-        low.elementwise(at, Op.UPDATE, [*cases[::-1], condition])
-
-
-def _before_dropout(low: Lowering, value: int, condition: int) -> int:
-    """What was divided by the share that a dropout keeps: on average nothing is scaled."""
-    share = _share(low, condition)
-    producer = low.drafts[value].producer
-    if share is None or producer < 0 or low.nodes[producer].op not in (Op.DIV, Op.MUL):
-        return value
-    node = low.nodes[producer]
-    by = low.uniform(node.inputs[1])
-    if by is None or low.shape(node.inputs[0]) != low.shape(value):
-        return value
-    return node.inputs[0] if np.isclose(by if node.op is Op.DIV else 1 / (by or np.inf), share, rtol=1e-3) else value
-
-
-def _share(low: Lowering, condition: int) -> float | None:
-    """The number that uniform draws were compared with."""
-    for _ in range(4):
-        producer = low.drafts[condition].producer
-        if producer < 0:
-            return None
-        node = low.nodes[producer]
-        if node.label in ("lt", "le"):
-            return low.uniform(node.inputs[1])
-        condition = node.inputs[0]
-    return None
+    chosen(low, at, condition, cases, KEPT)
 
 
 def _update(low: Lowering, at: Equation) -> None:
     operand, *rest = at.inputs
     if at.name.startswith("scatter"):
         rest = [rest[1], rest[0]]
-    rank = len(low.shape(operand))
+    rank = low.rank(operand)
     axes: list[Axes | None] = [identity(rank), _placed(low, at, operand, rest[0])]
     low.emit(at, Op.UPDATE, [operand, *rest], [*axes, *[None] * (len(rest) - 1)])
 
@@ -271,14 +205,13 @@ def _placed(low: Lowering, at: Equation, operand: int, update: int) -> Axes | No
 
 
 def _reduce(low: Lowering, at: Equation) -> None:
-    rank, gone = len(low.shape(at.inputs[0])), set(at.params["axes"])
-    axes = tuple(i for i in range(rank) if i not in gone)
+    axes = without(low.rank(at.inputs[0]), at.params["axes"])
     low.emit(at, Op.REDUCE, at.inputs[:1], [axes], degree=REDUCTIONS[at.name], sums=at.name == "reduce_sum")
 
 
 def _dot(low: Lowering, at: Equation) -> None:
     (left, right), (left_batch, right_batch) = at.params["dimension_numbers"]
-    a, b = (len(low.shape(v)) for v in at.inputs[:2])
+    a, b = (low.rank(v) for v in at.inputs[:2])
     free_a = [i for i in range(a) if i not in (*left, *left_batch)]
     free_b = [i for i in range(b) if i not in (*right, *right_batch)]
     axes_a = (*left_batch, *free_a, *(-1,) * len(free_b))
@@ -294,16 +227,16 @@ UPDATES = (
 )
 
 RULES: dict[str, Rule] = {
-    "add": _arithmetic(Op.ADD),
-    "add_any": _arithmetic(Op.ADD),
-    "sub": _arithmetic(Op.SUB),
-    "mul": _arithmetic(Op.MUL),
-    "div": _arithmetic(Op.DIV),
-    "neg": _neg,
+    "add": arithmetic(Op.ADD),
+    "add_any": arithmetic(Op.ADD),
+    "sub": arithmetic(Op.SUB),
+    "mul": arithmetic(Op.MUL),
+    "div": arithmetic(Op.DIV),
+    "neg": negated,
     "integer_pow": _power,
     "pow": _power,
-    "max": _bounded,
-    "min": _bounded,
+    "max": bounded,
+    "min": bounded,
     "tanh": lambda low, at: low.elementwise(at, Op.TANH, at.inputs),
     "logistic": lambda low, at: low.elementwise(at, Op.SIGMOID, at.inputs),
     "stop_gradient": _stop_gradient,

@@ -1,7 +1,7 @@
 """An optax transformation from the plan of `core.groups`: one copy of the caller's for each group, by exact path."""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from jax import tree_util
 
 from tiebeam.backends.jax.tree import Tree, dotted
 from tiebeam.core.facts import Table
-from tiebeam.core.groups import Group, Parameter, check_rates, plan_groups
+from tiebeam.core.groups import Group, Parameter, check_beside, check_rates, plan_groups, split_matrices
 from tiebeam.core.optimizers import Quantity, Rule, family_of, rule
 from tiebeam.core.report import Report
 from tiebeam.errors import InputError, RangeError
@@ -90,7 +90,7 @@ def optimizer(
     if lr is None:
         raise RangeError("lr is no rate", got="None", expected="a number or a schedule")
     check_rates(lr=lr, weight_decay=weight_decay, beside_lr=beside_lr)
-    _check_beside(law, beside, beside_lr)
+    check_beside(law, beside, beside_lr, example="optax.adamw")
     named = Tree(params)
     parameters = [_parameter(n, a) for n, a in zip(named.names, named.arrays, strict=True)]
     plan = plan_groups(
@@ -144,20 +144,6 @@ def _law(factory: Factory, said: str | None) -> Rule:
     return rule(found)
 
 
-def _check_beside(law: Rule, beside: Factory | None, beside_lr: Rate | None) -> None:
-    if law.matrices and (beside is None or beside_lr is None):
-        raise RangeError(
-            f"{law.name} takes the matrices of the body alone",
-            got="no optimizer for the tables and the rest",
-            expected="beside= and beside_lr=",
-            hint="beside=optax.adamw, beside_lr=1e-3",
-        )
-    if beside is not None and not law.matrices:
-        raise RangeError(
-            f"{law.name} trains all parameters", got="beside=", expected="muon, shampoo or soap", hint="leave it out"
-        )
-
-
 def _parameter(name: str, array: Any) -> Parameter:
     floating = bool(jnp.issubdtype(array.dtype, np.inexact))  # JAX's own: it knows keys and narrow floats
     return Parameter((name,), sum(n != 1 for n in array.shape), trainable=floating)
@@ -173,19 +159,11 @@ def fitting(tables: tuple[Table, ...], names: list[str]) -> list[Table]:
     return [replace(t, names=tuple(map(fit, t.names))) for t in tables]
 
 
-def _split(groups: tuple[Group, ...], arrays: Mapping[str, Any], kept: Collection[str]) -> tuple[Group, ...]:
+def _split(groups: Sequence[Group], arrays: Mapping[str, Any], kept: Collection[str]) -> list[Group]:
     """Matrices that an optimizer of matrices takes apart from those that it does not."""
     if unknown := [n for n in kept if n not in arrays]:
         raise InputError("adam= names what is no leaf", got=", ".join(unknown), expected="paths in params")
-    found: list[Group] = []
-    for group in groups:
-        if group.kind != "matrices":
-            found.append(group)
-            continue
-        fits = {n: len(arrays[n].shape) == 2 and n not in kept for n in group.names}
-        found.append(replace(group, names=tuple(n for n, fit in fits.items() if fit)))
-        found.append(replace(group, kind="embeddings", names=tuple(n for n, fit in fits.items() if not fit)))
-    return tuple(g for g in found if g.names)
+    return split_matrices(groups, lambda name: len(arrays[name].shape) == 2 and name not in kept)
 
 
 def _made(

@@ -9,10 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from tiebeam.backends.jax.fold import equal_or_known, known
+from tiebeam.backends.graphs.building import known
+from tiebeam.backends.graphs.sizes import Sizes, sizes_of
+from tiebeam.backends.jax.fold import equal_or_known
 from tiebeam.backends.jax.held import Held, Known, Marked, Naming
 from tiebeam.backends.jax.lower import Frame, Lowering, Path
-from tiebeam.backends.jax.measure import Wanted, evaluator, facts_of, numbers_of, unmeasured, wanted_of
+from tiebeam.backends.jax.measure import evaluator, facts_of, numbers_of, unmeasured
 from tiebeam.backends.jax.tree import Returned, Slot, Tree, is_abstract, is_key
 from tiebeam.backends.protocol import RefusedError
 from tiebeam.core.passes import Wanted as Asked
@@ -128,9 +130,9 @@ class Lowered:
         return wanted(self.graph)
 
     @cached_property
-    def sizes(self) -> Wanted:
+    def sizes(self) -> Sizes:
         """What core asks of a pass that is measured, the std of logits included."""
-        return wanted_of(self.graph, logits=True)
+        return sizes_of(self.graph, logits=True)
 
 
 def seen_again(program: Program, held: Held, arrays: Sequence[Any]) -> Lowered:
@@ -183,17 +185,17 @@ def trace(program: Program, held: Held, arrays: Sequence[Any], *, logits: bool, 
     graph = low.graph
     if graph.meta or not measure:
         return Trace(graph, low.places)
-    wanted = wanted_of(graph, logits=logits)
+    wanted = sizes_of(graph, logits=logits)
     return Trace(measured(graph, _measured(program, low.frame, wanted, [*arrays, *program.inputs]), wanted), low.places)
 
 
-def measured(graph: Graph, found: Any, wanted: Wanted) -> Graph:
+def measured(graph: Graph, found: Any, wanted: Sizes) -> Graph:
     """The graph with what an evaluator found."""
     facts = facts_of(found, wanted)
     return replace(graph, **facts, notes=(*graph.notes, *unmeasured(facts, wanted)))
 
 
-def _measured(program: Program, frame: Frame, wanted: Wanted, args: list[Any]) -> Any:
+def _measured(program: Program, frame: Frame, wanted: Sizes, args: list[Any]) -> Any:
     # Ids follow from the jaxpr alone, so an evaluator serves every later pass of the program.
     if wanted not in program.compiled:
         program.compiled[wanted] = evaluator(program.closed, frame, wanted)
@@ -257,7 +259,7 @@ def _settle_numbers(low: Lowering, program: Program, frame: Frame, args: list[An
     ]
     if not unknown:
         return False
-    found = _measured(program, frame, Wanted(numbers=frozenset(unknown)), args)
+    found = _measured(program, frame, Sizes(numbers=frozenset(unknown)), args)
     for v, array in numbers_of(found).items():
         host = np.asarray(array)
         if host.size and host.dtype.kind != "c" and bool((host == host.flat[0]).all()):

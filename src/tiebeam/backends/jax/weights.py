@@ -4,7 +4,6 @@ Arrays do not change: writing makes a new array of the same shape, dtype and sha
 one that was never placed to wherever its partners lie, and refuses to move one that was.
 """
 
-import math
 import os
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +16,11 @@ import numpy as np
 
 from tiebeam.backends.jax.evaluate import wide_enough
 from tiebeam.backends.jax.tree import is_abstract
+from tiebeam.backends.tables import distance_of, doubtful, long_axes, statistics_of
 from tiebeam.core.draws import Block, Float32, blocks, draw_block
 from tiebeam.core.statistics import Distance, TableStatistics
 from tiebeam.errors import InputError
 
-ZERO_ROWS_LISTED = 8
 Array = Any  # a JAX or NumPy array
 
 
@@ -76,9 +75,8 @@ def drawn(
         (3,)
     """
     shape, dtype = tuple(array.shape), np.dtype(array.dtype)
-    flat = flat_shape(shape)
-    width = flat[1 - vocab_axis]
-    long = _long_axes(shape, flat)
+    long = long_axes(shape)
+    width = shape[long[1 - vocab_axis]]
 
     def piece(index: Any) -> np.ndarray[Any, Any]:
         places = [range(n)[s] for n, s in zip(shape, index, strict=True)]
@@ -100,17 +98,6 @@ def _free(array: jax.Array) -> bool:
     """Whether nobody placed an array on its device."""
     placed = getattr(array, "_committed", True)  # public under another name, in newer releases alone
     return not placed and len(array.devices()) == 1
-
-
-def _long_axes(shape: tuple[int, ...], flat: tuple[int, int]) -> tuple[int, int]:
-    """Where the table's two axes stand."""
-    if len(shape) == 2:
-        return 0, 1
-    long = [i for i, n in enumerate(shape) if n != 1]
-    free = [i for i, n in enumerate(shape) if n == 1]
-    while len(long) < 2:
-        long = sorted([*long, free.pop()])
-    return long[0], long[1]
 
 
 def _rows(rows: range, width: int, seed: int, ordinal: int, std: float, zero: frozenset[int]) -> Float32:
@@ -188,23 +175,12 @@ def table_statistics(array: Array, vocab_axis: int) -> TableStatistics:
         return TableStatistics()
     squares, lowest, highest = (np.asarray(x, np.float64) for x in _row_facts(array, vocab_axis))
     norms = np.sqrt(squares)
-    doubtful = ~((norms > 1e-15) & (norms < 1e15))
-    if doubtful.any():  # float32 may have under- or overflowed
-        rows = np.asarray(_matrix(array, vocab_axis)[np.flatnonzero(doubtful)]).astype(np.float64)
-        norms[doubtful] = np.sqrt((rows**2).sum(1))
-    if not np.isfinite(norms).all():
-        return TableStatistics(finite=False, constant=False)
-    vocab, width = len(norms), int(np.prod(array.shape)) // len(norms)
-    zero = np.flatnonzero(norms == 0)
-    kept = norms[norms > 0] if len(zero) else norms
-    return TableStatistics(
-        std=float(np.sqrt((norms**2).sum() / (vocab * width))),
-        finite=True,
-        spread=float(kept.std() / kept.mean()) * math.sqrt(2 * width) if len(kept) >= 2 else None,
-        zero_rows=tuple(zero[:ZERO_ROWS_LISTED].tolist()),
-        constant=bool(lowest.min() == highest.max()),
-        zero_count=len(zero),
-    )
+    again = doubtful(norms)
+    if again.any():
+        rows = np.asarray(_matrix(array, vocab_axis)[np.flatnonzero(again)]).astype(np.float64)
+        norms[again] = np.sqrt((rows**2).sum(1))
+    width = int(np.prod(array.shape)) // len(norms)
+    return statistics_of(norms, width, lambda: bool(lowest.min() == highest.max()))
 
 
 @partial(jax.jit, static_argnums=1)
@@ -238,13 +214,7 @@ def distance(a: Array, b: Array, *, vocab_axis_a: int = 0, vocab_axis_b: int = 0
         return None
     rows = min(flat_shape(tuple(a.shape))[vocab_axis_a], flat_shape(tuple(b.shape))[vocab_axis_b])
     sizes, casts = _compare(_together(a, b), b, vocab_axis_a, vocab_axis_b, rows)
-    apart, size_a, size_b = (float(x) for x in sizes)
-    size = (size_a + size_b) / 2
-    relative = math.sqrt(apart / size) if size else 0.0
-    finite = math.isfinite(relative) and rows > 0
-    # A narrow dtype may round small numbers to zero: that is no copy of a table of zeros.
-    equal = any(map(bool, casts)) and not (finite and relative >= 0.5)
-    return Distance(relative if finite else None, equal, rows)
+    return distance_of(*map(float, sizes), cast=any(map(bool, casts)), rows=rows)
 
 
 def _together(a: Array, b: Array) -> Array:

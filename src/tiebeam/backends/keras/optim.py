@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import keras
@@ -13,7 +12,7 @@ from tiebeam.backends.keras.layers import Layers
 from tiebeam.backends.keras.model import of_keras
 from tiebeam.backends.keras.variables import Named, Variables
 from tiebeam.core.facts import Table
-from tiebeam.core.groups import Group, Parameter, check_rates, plan_groups
+from tiebeam.core.groups import Group, Parameter, check_beside, check_rates, plan_groups, split_matrices
 from tiebeam.core.optimizers import Quantity, Rule, family_of_class, rule
 from tiebeam.core.report import Report
 from tiebeam.errors import InputError, RangeError
@@ -222,17 +221,7 @@ def trained_tables(tables: Sequence[Table], variables: Variables) -> list[Table]
 
 
 def _check_rates(law: Rule, lr: Rate, beside: Factory | None, beside_lr: Rate | None) -> None:
-    if law.matrices and (beside is None or beside_lr is None):
-        raise RangeError(
-            f"{law.name} takes the matrices of the body alone",
-            got="no optimizer for the tables and the rest",
-            expected="beside= and beside_lr=",
-            hint="beside=keras.optimizers.AdamW, beside_lr=1e-3",
-        )
-    if beside is not None and not law.matrices:
-        raise RangeError(
-            f"{law.name} trains all parameters", got="beside=", expected="muon, shampoo or soap", hint="leave it out"
-        )
+    check_beside(law, beside, beside_lr, example="keras.optimizers.AdamW")
     rates = [lr] if beside is None else [lr, beside_lr]
     scheduled = [isinstance(r, keras.optimizers.schedules.LearningRateSchedule) for r in rates]
     numbers = [isinstance(r, int | float) and 0 < r < math.inf for r in rates]
@@ -255,12 +244,8 @@ def _split(groups: Sequence[Group], variables: Variables, kept: Collection[str])
     if unknown := [n for n in kept if n not in variables.by_name]:
         raise InputError("adam= names what is no variable", got=", ".join(unknown), expected="paths of variables")
     owners = {variables.by_name[n].name for n in kept}
-    found: list[Group] = []
-    for group in groups:
-        if group.kind != "matrices":
-            found.append(group)
-            continue
-        fits = {n: len(variables.by_name[n].variable.shape) == 2 and n not in owners for n in group.names}
-        found.append(replace(group, names=tuple(n for n, fit in fits.items() if fit)))
-        found.append(replace(group, kind="embeddings", names=tuple(n for n, fit in fits.items() if not fit)))
-    return [g for g in found if g.names]
+
+    def fits(name: str) -> bool:
+        return len(variables.by_name[name].variable.shape) == 2 and name not in owners
+
+    return split_matrices(groups, fits)

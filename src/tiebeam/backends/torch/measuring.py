@@ -26,7 +26,7 @@ from tiebeam.backends.torch.measuring_session import checkpoints_in_sight, gradi
 from tiebeam.backends.torch.roles import Arrivals, Place, gradients_by_role
 from tiebeam.backends.torch.trace import Trace, trace
 from tiebeam.core.passes import ROLES, Passed, Request, Role, RoleRead, Sent, Wanted, wanted
-from tiebeam.core.targets import IGNORED, targets_of
+from tiebeam.core.targets import IGNORED, targets_for
 from tiebeam.errors import InputError
 from tiebeam.ir import Leaf, Op
 
@@ -71,16 +71,9 @@ class Objective:
             return cls("loss=", request.loss)
         if asked.loss is not None:
             return cls("the model's own loss", at=outputs.index(asked.loss))
-        if asked.logits is None:
-            raise InputError(
-                "no loss can be taken",
-                got="a model that returns neither a loss nor logits over its vocabulary",
-                hint="pass loss=lambda output, batch: ...",
-            )
-        *rows, vocab = traced.graph.values[asked.logits].shape
         read = None if ids is None else ids.cpu().numpy()
-        right, said = targets_of(read, request.labels, request.mask, tuple(rows), vocab)
-        return cls(said, at=outputs.index(asked.logits), targets=torch.from_numpy(right).flatten())
+        at, right, said = targets_for(traced.graph, asked, request, read)
+        return cls(said, at=at, targets=torch.from_numpy(right))
 
     def __call__(self, result: Any, returned: Sequence[Tensor]) -> Tensor:
         if self.own is not None:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from tiebeam.backends.tables import AskedOnce
 from tiebeam.backends.torch import weights
 from tiebeam.backends.torch.aside import put_aside
 from tiebeam.backends.torch.diagnose import check_shaped, unfit_modules, without_values
@@ -24,27 +25,8 @@ from tiebeam.core.gradient_check import MovableTable
 from tiebeam.core.passes import Passed, Request, Wanted
 from tiebeam.core.report import Finding
 from tiebeam.core.sensitivity import QuantisableTable
-from tiebeam.core.statistics import Distance, TableStatistics
 from tiebeam.errors import InputError, ShapeError
 from tiebeam.ir import Leaf
-
-
-class TorchWeights:
-    """`core.statistics.Weights` over the tensors of a trace; asks each table once."""
-
-    def __init__(self, tensors: Mapping[int, torch.Tensor]) -> None:
-        self.tensors = tensors
-        self._known: dict[tuple[int, int], TableStatistics] = {}
-
-    def statistics(self, leaf: Leaf, vocab_axis: int) -> TableStatistics:
-        key = (leaf.key, vocab_axis)
-        if key not in self._known:
-            self._known[key] = weights.table_statistics(_matrix(self.tensors[leaf.key]), vocab_axis)
-        return self._known[key]
-
-    def distance(self, a: Leaf, axis_a: int, b: Leaf, axis_b: int) -> Distance | None:
-        x, y = _matrix(self.tensors[a.key]), _matrix(self.tensors[b.key])
-        return weights.distance(x, y, vocab_axis_a=axis_a, vocab_axis_b=axis_b)
 
 
 def _matrix(t: torch.Tensor) -> torch.Tensor:
@@ -136,8 +118,12 @@ class TorchModel:
     def diagnose(self) -> Finding | ShapeError | None:
         return next(unfit_modules(self.model), None) or without_values(self.model)
 
-    def weights(self, traced: Trace) -> TorchWeights:
-        return TorchWeights(traced.tensors)
+    def weights(self, traced: Trace) -> AskedOnce[torch.Tensor]:
+        return AskedOnce(
+            traced.tensors,
+            lambda t, vocab_axis: weights.table_statistics(_matrix(t), vocab_axis),
+            lambda a, b, **axes: weights.distance(_matrix(a), _matrix(b), **axes),
+        )
 
     def parameters(self) -> int:
         """Elements of all parameters, each once."""

@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence
 
-from tiebeam.backends.keras.tensorflow.axes import identity
+from tiebeam.backends.graphs.axes import identity
+from tiebeam.backends.graphs.loops import UNKNOWN_POWER, rescaled
 from tiebeam.backends.keras.tensorflow.lower import Lowering, Step
 from tiebeam.ir import Op, Origin
-
-_KEEP = (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK)
-_SCALES = (Op.MUL, Op.DIV, Op.ADD, Op.SUB)
-DEPTH = 32  # operations of a loop's body looked at behind its carry
 
 
 def branches(low: Lowering, at: Step) -> None:
@@ -32,17 +29,17 @@ def branches(low: Lowering, at: Step) -> None:
 def loop(low: Lowering, at: Step) -> None:
     """One round of the body."""
     results = low.results(at)[0]
-    if not any(v >= 0 and _rescaled(low, v, at.inputs, results) for v in results):
+    if not any(v >= 0 and rescaled(low, v, at.inputs, results) for v in results):
         low.notes["of a while loop one round was followed"] = None
     for place, (out, v) in enumerate(zip(at.outputs, results, strict=True)):
         if out < 0:
             low.handles[at.operation.outputs[place].name] = at.operation.inputs[place].name
         elif v < 0:
             low.emit(at, Op.OPAQUE, [at.inputs[place]], [None], [out])
-        elif _rescaled(low, v, at.inputs, results):
+        elif rescaled(low, v, at.inputs, results):
             # The number of rounds is an exponent, and it is not known.
             power = low.add((), low.drafts[out].dtype, Origin.NODE, leafy=low.drafts[v].leafy)
-            low.emit(at, Op.OPAQUE, [], [], [power], label="a loop that multiplies what it carries")
+            low.emit(at, Op.OPAQUE, [], [], [power], label=UNKNOWN_POWER)
             _reached(low, out, [v])
             rank = low.rank(out)
             low.emit(at, Op.MUL, [at.inputs[place], power], [identity(rank), (-1,) * rank], [out])
@@ -60,25 +57,3 @@ def _reached(low: Lowering, out: int, sources: Sequence[int]) -> None:
         source = low.drafts[v]
         draft.given, draft.random = draft.given or source.given, draft.random or source.random
         draft.leafy |= source.leafy
-
-
-def _rescaled(low: Lowering, value: int, carries: Sequence[int], results: Sequence[int]) -> bool:
-    """Whether the value is one of the carries, multiplied by or added to something constant.
-
-    A carry that comes out as it went in is the same in every round: what is made of it is no power.
-    """
-    changing = {c for c, r in zip(carries, results, strict=True) if c != r}
-    scaled = False
-    for _ in range(DEPTH):
-        if value in carries:
-            return scaled and value in changing
-        producer = low.drafts[value].producer
-        if producer < 0:
-            return False
-        node = low.nodes[producer]
-        moving = [v for v in node.inputs if low.drafts[v].varying]
-        if node.op not in (*_KEEP, *_SCALES) or len(set(moving)) != 1:
-            return False
-        scaled |= node.op in _SCALES
-        value = moving[0]
-    return False

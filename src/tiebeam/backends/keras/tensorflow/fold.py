@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tiebeam.backends.keras.tensorflow.lower import TINY
-from tiebeam.ir import Op
+from tiebeam.backends.graphs.building import TINY
+from tiebeam.backends.graphs.rules import hoisted
 
 if TYPE_CHECKING:
     from tiebeam.backends.keras.tensorflow.lower import Lowering, Step
@@ -133,18 +133,9 @@ def _strided(at: "Step", operands: Sequence[Any]) -> Any:
 
 
 def hoist(low: "Lowering", at: "Step") -> bool:
-    """Do arithmetic on numbers that were spread out before they are: the result is a number, spread out."""
-    if at.name not in ELEMENTWISE or prod(low.shape(at.outputs[0])) == 1:
-        return False
-    sources = [low.scalar_behind(v) for v in at.inputs]
-    scalars = [s for s in sources if s is not None]
-    operands: list[Any] = [low.known(s) for s in scalars]
-    if len(scalars) < len(sources) or any(c is None for c in operands):
-        return False
-    out = low.drafts[at.outputs[0]]
-    result = low.add((), out.dtype, out.origin, leafy=out.leafy)
-    found = computed(at, [np.reshape(c, ()) for c in operands], ())
-    low.settle(result, _rounded(low, result, found))
-    low.emit(at, Op.POINTWISE, scalars, [None] * len(scalars), [result])
-    low.emit(at, Op.LAYOUT, [result], [(-1,) * len(out.shape)])
-    return True
+    """Whether an operation was on numbers that were spread out, and is shown as one on the numbers."""
+
+    def compute(operands: list[Any]) -> Any:
+        return _rounded(low, at.outputs[0], computed(at, operands, ()))
+
+    return at.name in ELEMENTWISE and hoisted(low, at, compute)

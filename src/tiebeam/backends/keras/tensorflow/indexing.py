@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from tiebeam.backends.keras.tensorflow.axes import identity, without
-from tiebeam.backends.keras.tensorflow.layout import columns
+from tiebeam.backends.graphs.axes import identity, without
+from tiebeam.backends.graphs.rules import columns
 from tiebeam.backends.keras.tensorflow.lower import Lowering, Step
 from tiebeam.ir import Axes, Op
 

@@ -3,29 +3,22 @@
 from collections.abc import Callable
 from typing import Any
 
-from tiebeam.backends.keras.tensorflow.axes import broadcast, identity, regrouped, with_new, without
+from tiebeam.backends.graphs.axes import identity, regrouped, with_new, without
+from tiebeam.backends.graphs.rules import columns, spread_from_one
+from tiebeam.backends.keras.tensorflow.axes import broadcast
 from tiebeam.backends.keras.tensorflow.lower import Lowering, Step
 from tiebeam.ir import Axes, Op
 
 Rule = Callable[[Lowering, Step], Any]
 
 
-def of_scalar(low: Lowering, at: Step, operand: int = 0) -> bool:
-    """Whether one element was spread out, in however many steps: then it is shown as one step."""
-    source, out = low.scalar_behind(at.inputs[operand]), low.shape(at.outputs[0])
-    if source is None or source == at.inputs[operand]:
-        return False
-    low.emit(at, Op.LAYOUT, [source], [(-1,) * len(out)])
-    return True
-
-
 def _reshape(low: Lowering, at: Step) -> None:
-    if not of_scalar(low, at):
+    if not spread_from_one(low, at):
         low.emit(at, Op.LAYOUT, at.inputs[:1], [regrouped(low.shape(at.inputs[0]), low.shape(at.outputs[0]))])
 
 
 def _broadcast(low: Lowering, at: Step) -> None:
-    if not of_scalar(low, at):
+    if not spread_from_one(low, at):
         out = low.shape(at.outputs[0])
         low.emit(at, Op.LAYOUT, at.inputs[:1], [broadcast(low.shape(at.inputs[0]), out) or (-1,) * len(out)])
 
@@ -55,7 +48,7 @@ def _expand(low: Lowering, at: Step) -> None:
     new, rank = low.integers(at.inputs[1]), low.rank(at.outputs[0])
     if new is None:
         low.opaque(at)
-    elif not of_scalar(low, at):
+    elif not spread_from_one(low, at):
         low.emit(at, Op.LAYOUT, at.inputs[:1], [with_new(rank, new[0] % rank)])
 
 
@@ -98,7 +91,7 @@ def _concat(low: Lowering, at: Step) -> None:
 
 
 def _tile(low: Lowering, at: Step) -> None:
-    if of_scalar(low, at):
+    if spread_from_one(low, at):
         return
     times = low.integers(at.inputs[1])
     if times is None:
@@ -120,7 +113,7 @@ def _strided(low: Lowering, at: Step) -> None:
     if len(moving) == 1:
         i, axis = moving[0]
         low.emit(at, Op.GATHER, [operand, parts[i] if parts else begin], [axes, None], axis=axis)
-    elif not of_scalar(low, at):
+    elif not spread_from_one(low, at):
         low.emit(at, Op.LAYOUT, [operand], [axes])
 
 
@@ -148,23 +141,6 @@ def strided(at: Step, rank: int, count: int | None) -> tuple[Axes, list[tuple[in
             axes.append(source)
             source += 1
     return (*axes, *range(source, rank)), picked
-
-
-def columns(low: Lowering, indices: int) -> list[int] | None:
-    """The values that were joined into index vectors, one for each part."""
-    value = indices
-    for _ in range(8):
-        producer = low.drafts[value].producer
-        if producer < 0:
-            return None
-        node = low.nodes[producer]
-        last = len(low.shape(value)) - 1
-        if node.op is Op.CONCAT and node.axis == last and len(node.inputs) == low.shape(value)[-1]:
-            return list(node.inputs)
-        if node.op not in (Op.CAST, Op.MASK):
-            return None
-        value = node.inputs[0]
-    return None
 
 
 def _padded(low: Lowering, at: Step) -> None:

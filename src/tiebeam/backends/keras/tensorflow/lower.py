@@ -5,43 +5,24 @@ A variable is a state: reading it gives the value that it has there, and an assi
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
+from tiebeam.backends.graphs import building
 from tiebeam.backends.keras.tensorflow.axes import broadcast
-from tiebeam.ir import Axes, Graph, Leaf, Node, Op, Origin, Value
-
-TINY = 16  # elements of a constant whose value is followed
+from tiebeam.ir import Op, Origin, Value
 
 
 @dataclass(slots=True)
-class Draft:
+class Draft(building.Draft):
     """A value in the making.
 
     Attributes:
-        concrete: Its elements, where they are few and known.
-        given: An input reached it; `random`: a random number did; `leafy`: a leaf did.
         tensor: Its name in the flat graph, or "".
     """
 
-    shape: tuple[int, ...]
-    dtype: str
-    origin: Origin
-    producer: int = -1
-    leaf: Leaf | None = None
-    number: float | None = None
-    concrete: Any = None
-    given: bool = False
-    random: bool = False
-    leafy: bool = False
     tensor: str = ""
-
-    @property
-    def varying(self) -> bool:
-        return self.given or self.random
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +39,7 @@ class Step:
         return self.operation.get_attr(name)
 
 
-class Lowering:
+class Lowering(building.Building[Draft, Step]):
     """Builds values and nodes.
 
     Args:
@@ -73,48 +54,18 @@ class Lowering:
         bodies: Mapping[str, Sequence[Sequence[str]]],
         shapes: Mapping[str, tuple[int, ...]],
     ) -> None:
+        super().__init__(Draft)
         self.where, self.bodies, self.known_shapes = where, bodies, shapes
-        self.drafts: list[Draft] = []
-        self.nodes: list[Node] = []
         self.operations: list[str] = []  # of each node, the operation that it was made of
         self.ids: dict[str, int] = {}  # of tensors
         self.handles: dict[str, str] = {}  # tensor that is a handle -> the graph's input that it came from
         self.states: dict[str, int] = {}  # handle -> the variable's value now
-        self.literals: dict[tuple[float, str], int] = {}
-        self.notes: dict[str, None] = {}
 
     # -- values --
 
-    def shape(self, value: int) -> tuple[int, ...]:
-        return self.drafts[value].shape
-
-    def rank(self, value: int) -> int:
-        return len(self.drafts[value].shape)
-
-    def add(self, shape: Sequence[int], dtype: str, origin: Origin, **facts: Any) -> int:
-        self.drafts.append(Draft(tuple(shape), dtype, origin, **facts))
-        return len(self.drafts) - 1
-
-    def number(self, number: float, dtype: str = "float32") -> int:
-        """A number that the program wrote."""
-        key = (number, dtype)
-        if key not in self.literals:
-            concrete = np.asarray(number, tf.as_dtype(dtype).as_numpy_dtype)
-            self.literals[key] = self.add((), dtype, Origin.LITERAL, number=number, concrete=concrete)
-        return self.literals[key]
-
     def fresh(self, shape: Sequence[int], dtype: str, inputs: Sequence[int], tensor: str = "") -> int:
         """A value computed from `inputs`."""
-        read = [self.drafts[v] for v in inputs if v >= 0]
-        return self.add(
-            shape,
-            dtype,
-            Origin.NODE,
-            given=any(d.given for d in read),
-            random=any(d.random for d in read),
-            leafy=any(d.leafy for d in read),
-            tensor=tensor,
-        )
+        return self.made_of(inputs, shape, dtype, tensor=tensor)
 
     def known(self, value: int) -> Any:
         """The elements, where they are few and known."""
@@ -124,31 +75,6 @@ class Lowering:
         """Known integers, as axes and sizes are given."""
         concrete = self.known(value)
         return None if concrete is None else [int(n) for n in np.reshape(concrete, -1)]
-
-    def uniform(self, value: int) -> float | None:
-        """The number that all elements equal, where the program says so."""
-        for _ in range(8):
-            draft = self.drafts[value]
-            if draft.number is not None:
-                return draft.number
-            if draft.producer < 0 or self.nodes[draft.producer].op not in (Op.LAYOUT, Op.CAST):
-                return None
-            value = self.nodes[draft.producer].inputs[0]
-        return None
-
-    def scalar_behind(self, value: int) -> int | None:
-        """The value of one element that `value` is an arrangement of, or None."""
-        while prod(self.shape(value)) != 1:
-            producer = self.drafts[value].producer
-            if producer < 0 or self.nodes[producer].op is not Op.LAYOUT:
-                return None
-            value = self.nodes[producer].inputs[0]
-        return value
-
-    def settle(self, value: int, concrete: Any) -> None:
-        """Take in what a constant was computed to be."""
-        for name, fact in known(concrete).items():
-            setattr(self.drafts[value], name, fact)
 
     def alias(self, at: Step, out: int, value: int) -> None:
         """Let a result be a value that is there already."""
@@ -160,25 +86,8 @@ class Lowering:
 
     # -- nodes --
 
-    def emit(
-        self,
-        at: Step,
-        op: Op,
-        inputs: Sequence[int],
-        axes: Sequence[Axes | None],
-        outputs: Sequence[int] | None = None,
-        **facts: Any,
-    ) -> int:
-        index = len(self.nodes)
-        outs = at.outputs[:1] if outputs is None else tuple(outputs)
-        facts.setdefault("attached", (None,) * len(inputs))
-        facts.setdefault("label", at.name)
-        node = Node(index=index, op=op, inputs=tuple(inputs), outputs=outs, axes=tuple(axes), where=at.where, **facts)
-        self.nodes.append(node)
+    def emitted(self, at: Step) -> None:
         self.operations.append(at.operation.name)
-        for v in outs:
-            self.drafts[v].producer = index
-        return outs[0]
 
     def elementwise(self, at: Step, op: Op, inputs: Sequence[int], out: int | None = None, **facts: Any) -> int:
         made = at.outputs[0] if out is None else out
@@ -192,34 +101,9 @@ class Lowering:
 
     # -- the graph --
 
-    def graph(self, **facts: Any) -> Graph:
-        def dtype(name: str) -> str:
-            return "uint8" if name == "string" else name  # text is made of integers, and ids are made of text
-
-        values = tuple(
-            Value(
-                id=i,
-                shape=d.shape,
-                dtype=dtype(d.dtype),
-                origin=d.origin,
-                producer=d.producer,
-                leaf=d.leaf,
-                number=d.number,
-            )
-            for i, d in enumerate(self.drafts)
-        )
-        return Graph(values=values, nodes=tuple(self.nodes), notes=tuple(self.notes), **facts)
-
-
-def known(array: Any) -> dict[str, Any]:
-    """Facts of a small array: its elements, and its number where it has one element."""
-    size = prod(np.shape(array))
-    if size > TINY or size == 0:
-        return {}
-    host = np.asarray(array)
-    if size != 1 or host.dtype.kind in "cSUO":
-        return {"concrete": host}
-    return {"concrete": host, "number": float(host.reshape(()).astype(np.float64))}
+    def finished(self, value: int, d: Draft) -> Value:
+        whole = super().finished(value, d)
+        return whole._replace(dtype="uint8") if d.dtype == "string" else whole  # text is made of integers, ids of text
 
 
 def lower(low: Lowering, graph: Any) -> None:

@@ -5,64 +5,15 @@ The structure is known first, so exactly the values that matter are looked at, a
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tiebeam.backends.graphs.sizes import ROWS, Sizes
 from tiebeam.backends.keras.tensorflow.flatten import BODIES
 from tiebeam.backends.keras.tensorflow.program import Program
 from tiebeam.backends.protocol import RefusedError
-from tiebeam.core.contract import contracted
-from tiebeam.core.norms import normalized_upstream, stream_before
-from tiebeam.core.provenance import provenance
-from tiebeam.core.reads import find_reads
-from tiebeam.core.walk import Forward
-from tiebeam.ir import Graph
-
-ROWS = 2048  # rows that a cosine is averaged over
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What to measure, by value id.
-
-    Attributes:
-        moments: Mean and variance of all elements.
-        cosines: (node, stream, rows): mean cosine of two values, row by row.
-        logits: Those of `moments` whose std is asked for.
-        numbers: The elements, to be handed out.
-    """
-
-    moments: frozenset[int] = frozenset()
-    cosines: tuple[tuple[int, int, int], ...] = ()
-    logits: frozenset[int] = frozenset()
-    numbers: frozenset[int] = frozenset()
-
-    def ids(self) -> frozenset[int]:
-        return self.moments | self.numbers | {v for _, *pair in self.cosines for v in pair}
-
-
-def wanted_of(graph: Graph, *, logits: bool) -> Wanted:
-    """What core will ask of this graph: sizes at both ends of each role, and the streams that normalisations read."""
-    graph = contracted(graph)
-    flags = provenance(graph)
-    reads = find_reads(graph, flags)
-    moments = {r.node.output for r in reads.lookups} | {r.other for r in reads.readouts}
-    cosines, ends = [], set[int]()
-    for read in reads.readouts:
-        stream = stream_before(graph, flags, read.other)
-        stream = normalized_upstream(graph, flags, read.other) if stream is None else stream
-        looked = [r for r in reads.lookups if r.node.index < read.node.index]
-        rows = [r for r in looked if r.source.leaf.key == read.source.leaf.key] or looked
-        if stream is not None and rows:
-            cosines.append((read.node.index, stream, rows[-1].node.output))
-        if logits:
-            walk = Forward(graph, flags, read.node.output, read.axis).run()
-            ends |= {read.node.output, *(v for v, _ in walk.ends)}
-    floats = {v for v in moments | ends if graph.values[v].dtype.startswith(("float", "bfloat"))}
-    return Wanted(frozenset(floats), tuple(cosines), frozenset(ends & floats))
 
 
 class Evaluator:
@@ -72,7 +23,7 @@ class Evaluator:
         names: The tensors that values are; "" for those that are none.
     """
 
-    def __init__(self, wanted: Wanted, names: Mapping[int, str]) -> None:
+    def __init__(self, wanted: Sizes, names: Mapping[int, str]) -> None:
         self.names = {v: n for v, n in names.items() if n}
         self.moments = [v for v in sorted(wanted.moments) if v in self.names]
         self.numbers = [v for v in sorted(wanted.numbers) if v in self.names]
@@ -98,7 +49,7 @@ class Evaluator:
         return out + [tf.identity(value[self.names[v]]) for v in self.numbers]
 
 
-def measured(program: Program, wanted: Wanted, names: Mapping[int, str]) -> dict[str, Any]:
+def measured(program: Program, wanted: Sizes, names: Mapping[int, str]) -> dict[str, Any]:
     """Run the program for what is wanted.
 
     Args:
@@ -133,7 +84,7 @@ def _cosine(stream: Any, rows: Any) -> Any:
     return tf.reduce_mean(tf.reduce_sum(a * b, axis=1) / tf.maximum(norms, 1e-30))
 
 
-def facts_of(found: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
+def facts_of(found: Mapping[str, Any], wanted: Sizes) -> dict[str, Any]:
     """The measurements as fields of `Graph`."""
     rms = {v: float(np.sqrt(variance + mean**2)) for v, (mean, variance) in found["moments"].items()}
     logit_std = {v: float(np.sqrt(variance)) for v, (_, variance) in found["moments"].items() if v in wanted.logits}

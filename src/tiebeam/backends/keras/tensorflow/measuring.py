@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tiebeam.backends.graphs.sizes import Sizes, sizes_of
 from tiebeam.backends.keras.silent import states_of
 from tiebeam.backends.keras.tensorflow import measure as sizes
 from tiebeam.backends.keras.tensorflow import measuring_numbers as numbers
@@ -39,7 +40,7 @@ def integers(program: Program, placed: Placed, values: Sequence[int]) -> dict[in
     found = {v: t.numpy() for v, t in zip(placed.graph.inputs, program.inputs, strict=True) if v in values}
     others = frozenset(values).difference(found)
     if others:
-        made = sizes.measured(program, sizes.Wanted(numbers=others), {v: placed.tensors[v] for v in others})
+        made = sizes.measured(program, Sizes(numbers=others), {v: placed.tensors[v] for v in others})
         found |= made["numbers"]
     return found
 
@@ -62,8 +63,8 @@ class Pass:
         self.asked = wanted(graph)
         self.ids = self._integers()
         self.objective = Objective.of(graph, self.asked, request, self.ids)
-        self.what = sizes.wanted_of(graph, logits=True)
-        self.evaluator = sizes.Evaluator(self.what, {v: placed.tensors[v] for v in self.what.ids()})
+        self.what = sizes_of(graph, logits=True)
+        self.evaluator = sizes.Evaluator(self.what, {v: placed.tensors[v] for v in self.what.ids})
         self._leaves: dict[int, Leaf] = {v.leaf.key: v.leaf for v in graph.values if v.leaf is not None}
         self.axes = {r.leaf: r.vocab_axis for r in self.asked.reads}
         self.reads = [r for r in self.asked.reads if self._leaves[r.leaf].trainable]
@@ -123,7 +124,7 @@ class Pass:
             around = closed_over(loss.function)
             batch = (loss.function, around, repr(keras.tree.map_structure(_kind, loss.batch)))
         operations = tuple(self.placed.operations[r.node] for r in self.reads)
-        names = tuple(self.placed.tensors[v] for v in sorted(self.what.ids()))
+        names = tuple(self.placed.tensors[v] for v in sorted(self.what.ids))
         own = (self.objective.at, batch, kinds, self.request.keep, self.request.gram)
         return (own, tuple(self.asked.reads), operations, self.asked.logits, self.what, names)
 

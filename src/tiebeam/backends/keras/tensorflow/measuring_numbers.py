@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tiebeam.backends.keras.tensorflow.weights import long_axes
+from tiebeam.backends.tables import long_axes
 
 
 def rows_first(tensor: Any, vocab_axis: int) -> Any:

@@ -14,6 +14,7 @@ from tiebeam.backends.keras.tensorflow.measuring_moves import Moves
 from tiebeam.backends.keras.tensorflow.program import Program, program_of
 from tiebeam.backends.keras.tensorflow.recall import calling, recalled
 from tiebeam.backends.keras.tensorflow.trace import Trace, measuring, placed, trace
+from tiebeam.backends.tables import AskedOnce
 from tiebeam.core.arithmetic import Arithmetic
 from tiebeam.core.gradient_check import MovableTable
 from tiebeam.core.passes import Passed, Request, Wanted
@@ -69,8 +70,9 @@ class TensorflowModel(KerasModel):
         """Whether one call without a graph does the same arithmetic over these inputs."""
         return glance(traced.program, self, expected, args, kwargs)
 
-    def weights(self, traced: Trace) -> weights.TensorflowWeights:
-        return weights.TensorflowWeights({key: held.variable for key, held in traced.variables.items()})
+    def weights(self, traced: Trace) -> AskedOnce[Any]:
+        variables = {key: held.variable for key, held in traced.variables.items()}
+        return AskedOnce(variables, weights.table_statistics, weights.distance)
 
     def check_writable(self, traced: Trace, leaf: Leaf) -> None:
         weights.check_writable(traced.variables[leaf.key].variable, leaf.name)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tiebeam.backends.keras.tensorflow.program import Program
 from tiebeam.core.passes import OwnLoss, Request, Wanted
-from tiebeam.core.targets import IGNORED, Ints, targets_of
+from tiebeam.core.targets import IGNORED, Ints, targets_for
 from tiebeam.errors import InputError
 from tiebeam.ir import Graph
 
@@ -45,15 +45,8 @@ class Objective:
             return cls("loss=", request.loss)
         if asked.loss is not None:
             return cls("the model's own loss", at=graph.outputs.index(asked.loss))
-        if asked.logits is None:
-            raise InputError(
-                "no loss can be taken",
-                got="a model that returns neither a loss nor logits over its vocabulary",
-                hint="pass loss=lambda output, batch: ...",
-            )
-        *rows, vocab = graph.values[asked.logits].shape
-        right, said = targets_of(ids, request.labels, request.mask, tuple(rows), vocab)
-        return cls(said, at=graph.outputs.index(asked.logits), targets=right.reshape(-1))
+        at, right, said = targets_for(graph, asked, request, ids)
+        return cls(said, at=at, targets=right)
 
     @property
     def given(self) -> list[Any]:

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
+from tiebeam.backends.graphs.axes import identity, without
+from tiebeam.backends.graphs.rules import arithmetic, bounded, chosen, negated
 from tiebeam.backends.keras.tensorflow import layout
-from tiebeam.backends.keras.tensorflow.axes import broadcast, einsum, identity
+from tiebeam.backends.keras.tensorflow.axes import broadcast, einsum
 from tiebeam.backends.keras.tensorflow.calls import branches, loop
 from tiebeam.backends.keras.tensorflow.indexing import INDEXING
 from tiebeam.backends.keras.tensorflow.lists import LISTS
 from tiebeam.backends.keras.tensorflow.lower import Lowering, Step
 from tiebeam.backends.keras.tensorflow.states import STATES
-from tiebeam.core.norms import SMALL
 from tiebeam.ir import Axes, Op, Origin
 
 Rule = Callable[[Lowering, Step], Any]
@@ -50,6 +50,8 @@ RANDOM = frozenset(
 )
 REDUCTIONS = {"Sum": 1.0, "Mean": 1.0, "Max": 1.0, "Min": 1.0, "EuclideanNorm": 1.0, "ArgMax": 0.0, "ArgMin": 0.0,
               "Prod": None, "All": None, "Any": None}  # fmt: skip
+#: Whether a dropout by this comparison keeps the draws below its bound, else those above.
+KEPT = {"Less": True, "LessEqual": True, "Greater": False, "GreaterEqual": False}
 #: Known not to carry a factor on; nothing to remark.
 BARRIERS = frozenset(
     "Cumsum Cumprod CumulativeLogsumexp TopK TopKV2 ApproxTopK Where Unique UniqueV2 UniqueWithCounts InTopK InTopKV2 "
@@ -122,19 +124,6 @@ def _size(low: Lowering, at: Step) -> None:
         low.drafts[at.outputs[0]].origin = Origin.CONSTANT
 
 
-def _arithmetic(op: Op) -> Rule:
-    def rule(low: Lowering, at: Step) -> None:
-        a, b = at.inputs
-        if op is Op.MUL and a == b:
-            low.elementwise(at, Op.POINTWISE, [a], degree=2.0, label="square")
-        elif op is Op.SUB and low.uniform(b) == 0.0 and low.shape(a) == low.shape(at.outputs[0]):
-            low.elementwise(at, Op.CAST, [a])  # a norm that has a mean to subtract, and subtracts none
-        else:
-            low.elementwise(at, op, at.inputs)
-
-    return rule
-
-
 def _sum_of_many(low: Lowering, at: Step) -> None:
     """Equal terms are one, multiplied by how many they are."""
     draft, out = low.drafts[at.outputs[0]], at.outputs[0]
@@ -149,10 +138,6 @@ def _sum_of_many(low: Lowering, at: Step) -> None:
     for v in terms[1:]:
         total = low.elementwise(at, Op.ADD, [total, v], low.fresh(draft.shape, draft.dtype, [total, v]))
     low.elementwise(at, Op.CAST, [total], out)
-
-
-def _neg(low: Lowering, at: Step) -> None:
-    low.elementwise(at, Op.MUL, [at.inputs[0], low.number(-1.0, low.drafts[at.inputs[0]].dtype)])
 
 
 def _squared_difference(low: Lowering, at: Step) -> None:
@@ -177,23 +162,15 @@ def _power(low: Lowering, at: Step) -> None:
         low.elementwise(at, Op.POINTWISE, at.inputs[:1], degree=exponent)
 
 
-def _bounded(low: Lowering, at: Step) -> None:
-    """`max` and `min` with 0 or an epsilon keep the degree; with another number they do not."""
-    numbers = [n for v in at.inputs if (n := low.uniform(v)) is not None]
-    keeps = all(abs(n) <= SMALL or n == -np.inf for n in numbers)
-    low.elementwise(at, Op.POINTWISE, at.inputs, degree=1.0 if keeps else None)
-
-
 def _reduce(low: Lowering, at: Step) -> None:
     rank, out = low.rank(at.inputs[0]), low.rank(at.outputs[0])
     given = low.integers(at.inputs[1])
     if given is None:
         low.opaque(at)
         return
-    gone = {d % rank for d in given} if rank else set()
-    axes: Axes = tuple(i for i in range(rank) if i not in gone)
-    if out == rank and gone:  # the axes that are gone stay, of size one
-        axes = tuple(-1 if i in gone else i for i in range(rank))
+    axes = without(rank, given)
+    if out == rank and len(axes) < rank:  # the axes that are gone stay, of size one
+        axes = tuple(i if i in axes else -1 for i in range(rank))
     low.emit(at, Op.REDUCE, at.inputs[:1], [axes], degree=REDUCTIONS[at.name], sums=at.name == "Sum")
 
 
@@ -248,45 +225,11 @@ def _loss(low: Lowering, at: Step) -> None:
 
 
 def _select(low: Lowering, at: Step) -> None:
-    """A choice between a signal and a constant masks the signal; between two signals one updates the other."""
     condition, *cases = at.inputs
     if at.name == "Select" and low.rank(condition) not in (0, low.rank(cases[0])):
         low.opaque(at)  # the condition is about rows
-        return
-    signals = [v for v in cases if low.drafts[v].varying or (low.drafts[v].leafy and low.uniform(v) is None)]
-    if len(signals) == 1 and low.drafts[condition].random and not low.drafts[condition].given:
-        low.elementwise(at, Op.DROPOUT, [_before_dropout(low, signals[0], condition)])
-    elif len(signals) == 1:
-        low.elementwise(at, Op.MASK, [signals[0], condition])
     else:
-        low.elementwise(at, Op.UPDATE, [*cases[::-1], condition])
-
-
-def _before_dropout(low: Lowering, value: int, condition: int) -> int:
-    """What was divided by the share that a dropout keeps: on average nothing is scaled."""
-    share = _share(low, condition)
-    producer = low.drafts[value].producer
-    if share is None or producer < 0 or low.nodes[producer].op not in (Op.DIV, Op.MUL):
-        return value
-    node = low.nodes[producer]
-    by = low.uniform(node.inputs[1])
-    if by is None or low.shape(node.inputs[0]) != low.shape(value):
-        return value
-    return node.inputs[0] if np.isclose(by if node.op is Op.DIV else 1 / (by or np.inf), share, rtol=1e-3) else value
-
-
-def _share(low: Lowering, condition: int) -> float | None:
-    """The share that uniform draws leave on: those at or above a rate, or below a share."""
-    for _ in range(4):
-        producer = low.drafts[condition].producer
-        if producer < 0:
-            return None
-        node = low.nodes[producer]
-        if node.label in ("GreaterEqual", "Greater", "Less", "LessEqual"):
-            bound = low.uniform(node.inputs[1])
-            return bound if bound is None or node.label.startswith("Less") else 1 - bound
-        condition = node.inputs[0]
-    return None
+        chosen(low, at, condition, cases, KEPT)
 
 
 def _mask_of(low: Lowering, at: Step) -> None:
@@ -294,16 +237,16 @@ def _mask_of(low: Lowering, at: Step) -> None:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("Add", "AddV2"), _arithmetic(Op.ADD)),
-    "Sub": _arithmetic(Op.SUB),
-    **dict.fromkeys(("Mul", "MulNoNan"), _arithmetic(Op.MUL)),
-    **dict.fromkeys(("Div", "RealDiv", "DivNoNan"), _arithmetic(Op.DIV)),
+    **dict.fromkeys(("Add", "AddV2"), arithmetic(Op.ADD)),
+    "Sub": arithmetic(Op.SUB),
+    **dict.fromkeys(("Mul", "MulNoNan"), arithmetic(Op.MUL)),
+    **dict.fromkeys(("Div", "RealDiv", "DivNoNan"), arithmetic(Op.DIV)),
     **dict.fromkeys(("AddN", "AccumulateNV2"), _sum_of_many),
-    "Neg": _neg,
+    "Neg": negated,
     "SquaredDifference": _squared_difference,
     **dict.fromkeys(("BiasAdd", "BiasAddV1"), _bias),
     "Pow": _power,
-    **dict.fromkeys(("Maximum", "Minimum"), _bounded),
+    **dict.fromkeys(("Maximum", "Minimum"), bounded),
     "Tanh": lambda low, at: low.elementwise(at, Op.TANH, at.inputs),
     "Sigmoid": lambda low, at: low.elementwise(at, Op.SIGMOID, at.inputs),
     "MatMul": _product(("transpose_a", "transpose_b")),

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from tiebeam.backends.keras.tensorflow.axes import identity
+from tiebeam.backends.graphs.axes import identity
 from tiebeam.backends.keras.tensorflow.indexing import gather_at
 from tiebeam.backends.keras.tensorflow.lower import Lowering, Step
 from tiebeam.ir import Op

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tiebeam.backends.graphs.building import TINY, known
+from tiebeam.backends.graphs.sizes import Sizes, sizes_of
 from tiebeam.backends.keras.common import KerasModel
 from tiebeam.backends.keras.tensorflow.leaves import HeldVariable, held_variables
-from tiebeam.backends.keras.tensorflow.lower import TINY, Lowering, known, lower
+from tiebeam.backends.keras.tensorflow.lower import Lowering, lower
 from tiebeam.backends.keras.tensorflow.measure import (
     Evaluator,
-    Wanted,
     facts_of,
     measured,
     shapes_of,
     unknown_shapes,
-    wanted_of,
 )
 from tiebeam.backends.keras.tensorflow.program import Program
 from tiebeam.ir import Graph, Leaf, Origin
@@ -61,8 +61,8 @@ def trace(program: Program, view: KerasModel, *, logits: bool, measure: bool) ->
     reading, program.first = program.first or _read(program, view), None
     if not measure:
         return Trace(reading.graph, reading.variables, program)
-    wanted = wanted_of(reading.graph, logits=logits)
-    found = measured(program, wanted, {v: reading.tensors[v] for v in wanted.ids()})
+    wanted = sizes_of(reading.graph, logits=logits)
+    found = measured(program, wanted, {v: reading.tensors[v] for v in wanted.ids})
     return Trace(replace(reading.graph, **facts_of(found, wanted)), reading.variables, program)
 
 
@@ -79,8 +79,8 @@ def measuring(view: KerasModel, *, logits: bool) -> Callable[[Program], list[Any
             if _unsettled(low):
                 return []
             program.first = _reading(low, program, variables, inputs)
-        wanted = wanted_of(program.first.graph, logits=logits)
-        made = Evaluator(wanted, {v: program.first.tensors[v] for v in wanted.ids()})
+        wanted = sizes_of(program.first.graph, logits=logits)
+        made = Evaluator(wanted, {v: program.first.tensors[v] for v in wanted.ids})
         program.compiled[wanted] = made
         return made.read([program.whole.get_tensor_by_name(n) for n in made.tensors])
 
@@ -181,7 +181,7 @@ def _settle_numbers(low: Lowering, program: Program) -> None:
     unknown = _unsettled(low)
     if not unknown:
         return
-    found = measured(program, Wanted(numbers=frozenset(unknown)), {v: low.drafts[v].tensor for v in unknown})
+    found = measured(program, Sizes(numbers=frozenset(unknown)), {v: low.drafts[v].tensor for v in unknown})
     for v, array in found["numbers"].items():
         if array.dtype.kind not in "cSUO":
             low.settle(v, np.reshape(array, low.shape(v)))

@@ -7,41 +7,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tiebeam.backends.tables import distance_of, doubtful, long_axes, statistics_of
 from tiebeam.core.draws import ROWS_PER_BLOCK, blocks, draw_block
 from tiebeam.core.statistics import Distance, TableStatistics
 from tiebeam.errors import InputError
-from tiebeam.ir import Leaf
 
-ZERO_ROWS_LISTED = 8
 PIECE = 1 << 22  # elements that are widened or drawn at once
-
-
-class TensorflowWeights:
-    """`core.statistics.Weights` over the variables of a trace; asks each table once."""
-
-    def __init__(self, variables: dict[int, Any]) -> None:
-        self.variables = variables
-        self._known: dict[tuple[int, int], TableStatistics] = {}
-
-    def statistics(self, leaf: Leaf, vocab_axis: int) -> TableStatistics:
-        key = (leaf.key, vocab_axis)
-        if key not in self._known:
-            self._known[key] = table_statistics(self.variables[leaf.key], vocab_axis)
-        return self._known[key]
-
-    def distance(self, a: Leaf, axis_a: int, b: Leaf, axis_b: int) -> Distance | None:
-        return distance(self.variables[a.key], self.variables[b.key], vocab_axis_a=axis_a, vocab_axis_b=axis_b)
-
-
-def long_axes(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Where the two axes of a table stand that may be stored with axes of size one."""
-    if len(shape) == 2:
-        return 0, 1
-    long = [i for i, n in enumerate(shape) if n != 1]
-    free = [i for i, n in enumerate(shape) if n == 1]
-    while len(long) < 2:
-        long = sorted([*long, free.pop()])
-    return long[0], long[1]
 
 
 def readable(variable: Any) -> bool:
@@ -175,18 +146,7 @@ def table_statistics(variable: Any, vocab_axis: int) -> TableStatistics:
     for start, stop in _spans(vocab, width):
         (rows,) = _wide(_rows(variable, vocab_axis, start, stop))
         norms[start:stop] = _norms(rows)
-    if not np.isfinite(norms).all():
-        return TableStatistics(finite=False, constant=False)
-    zero = np.flatnonzero(norms == 0)
-    kept = norms[norms > 0] if len(zero) else norms
-    return TableStatistics(
-        std=float(np.sqrt((norms**2).sum() / (vocab * width))),
-        finite=True,
-        spread=float(kept.std() / kept.mean()) * math.sqrt(2 * width) if len(kept) >= 2 else None,
-        zero_rows=tuple(zero[:ZERO_ROWS_LISTED].tolist()),
-        constant=_constant(variable, vocab_axis, vocab, width),
-        zero_count=len(zero),
-    )
+    return statistics_of(norms, width, lambda: _constant(variable, vocab_axis, vocab, width))
 
 
 def _constant(variable: Any, vocab_axis: int, vocab: int, width: int) -> bool:
@@ -202,10 +162,10 @@ def _constant(variable: Any, vocab_axis: int, vocab: int, width: int) -> bool:
 
 def _norms(rows: Any) -> np.ndarray[Any, Any]:
     norms: np.ndarray[Any, Any] = tf.math.reduce_euclidean_norm(rows, axis=1).numpy().astype(np.float64)
-    doubtful = ~((norms > 1e-15) & (norms < 1e15))
-    if doubtful.any():  # float32 may have under- or overflowed
-        again = tf.gather(rows, np.flatnonzero(doubtful)).numpy().astype(np.float64)
-        norms[doubtful] = np.sqrt((again**2).sum(1))
+    again = doubtful(norms)
+    if again.any():
+        exact = tf.gather(rows, np.flatnonzero(again)).numpy().astype(np.float64)
+        norms[again] = np.sqrt((exact**2).sum(1))
     return norms
 
 
@@ -238,12 +198,7 @@ def distance(a: Any, b: Any, *, vocab_axis_a: int = 0, vocab_axis_b: int = 0) ->
         p, q = _wide(x, y)
         sums += [float(tf.reduce_sum(tf.square(t))) for t in (p - q, p, q)]
         casts &= [_same(tf.cast(x, y.dtype), y), _same(tf.cast(y, x.dtype), x)]
-    apart, size = sums[0], (sums[1] + sums[2]) / 2
-    relative = math.sqrt(apart / size) if size else 0.0
-    finite = math.isfinite(relative) and rows > 0
-    # A narrow dtype may round small numbers to zero: that is no copy of a table of zeros.
-    equal = bool(casts.any()) and not (finite and relative >= 0.5)
-    return Distance(relative if finite else None, equal, rows)
+    return distance_of(*sums.tolist(), cast=bool(casts.any()), rows=rows)
 
 
 def _same(a: Any, b: Any) -> bool:
