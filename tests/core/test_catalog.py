@@ -22,7 +22,7 @@ ORDER = ("info", "warning", "error")
 ELSEWHERE = {
     "left-alone": "api/initialization.py",
     "meta-left": "backends/torch/diagnose.py",
-    "not-settled": "api/initialization.py",
+    "not-settled": "api/drawing.py",
 }
 
 

@@ -1,32 +1,21 @@
 """`tiebeam.initialize`."""
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+from tiebeam.api.drawing import done, drawn, leaf_of
 from tiebeam.api.inspection import report_of, silent, untied_on_purpose
 from tiebeam.api.look import Look, look
 from tiebeam.backends import entry_of
 from tiebeam.backends.protocol import Functional, Operable
 from tiebeam.core.facts import Table
 from tiebeam.core.findings import in_order
-from tiebeam.core.init import (
-    ROUNDS,
-    SETTLED,
-    Mode,
-    TablePlan,
-    contradiction,
-    could_be_a_classifier,
-    could_be_a_layer,
-    has_no_effect,
-    next_std,
-    plan_init,
-)
-from tiebeam.core.ranges import check_fits, fits
-from tiebeam.core.report import Finding, Report, TableInit
-from tiebeam.errors import InputError, RangeError, TieError, TraceError
+from tiebeam.core.init import Mode, TablePlan, could_be_a_classifier, could_be_a_layer, plan_init
+from tiebeam.core.ranges import check_fits
+from tiebeam.core.report import Finding, Report
+from tiebeam.errors import InputError, RangeError, TieError
 
 
 def initialize(
@@ -162,13 +151,17 @@ def _initialized(seen: Look, mode: Mode, seed: int) -> Report:
             report,
             findings=in_order([*report.findings, *_left_alone(seen, unseen)]),
             notes=(*report.notes, *([] if plans else _nothing_drawn(seen))),
-            init=tuple(_done(p, p.std, p.table, None, 0, written=False, seed=seed) for p in plans),
+            init=tuple(done(p, p.std, p.table, None, 0, written=False, seed=seed) for p in plans),
         )
     for plan in plans:
         check_fits(plan.table.name, plan.std, plan.table.dtype)
-        seen.model.check_writable(seen.traced, _leaf(seen, plan))
-    report = _write(seen, plans, seed) if plans else _unwritten(seen)
-    return replace(report, findings=in_order([*report.findings, *_left_alone(seen, unseen)]))
+        seen.model.check_writable(seen.traced, leaf_of(seen, plan))
+    report = drawn(seen, plans, seed) if plans else report_of(seen)
+    return replace(
+        report,
+        findings=in_order([*report.findings, *_left_alone(seen, unseen)]),
+        notes=(*report.notes, *(_left(seen) if plans else _nothing_drawn(seen))),
+    )
 
 
 def _check_no_copies(seen: Look, plans: Sequence[TablePlan]) -> None:
@@ -190,11 +183,6 @@ def _check_no_copies(seen: Look, plans: Sequence[TablePlan]) -> None:
                 if able
                 else "let both roles read one parameter first",
             )
-
-
-def _unwritten(seen: Look) -> Report:
-    report = report_of(seen)
-    return replace(report, notes=(*report.notes, *_nothing_drawn(seen)))
 
 
 def _nothing_drawn(seen: Look) -> list[str]:
@@ -228,136 +216,6 @@ def _left_alone(seen: Look, unseen: dict[str, str]) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _leaf(seen: Look, plan: TablePlan) -> Any:
-    """The largest leaf of the table: of two overlapping parameters one may hold a part alone."""
-    names = set(plan.table.names)
-    sources = [u.read.source for u in seen.uses if names.intersection(u.read.source.leaf.names)]
-    return max(sources, key=lambda source: math.prod(source.shape)).leaf
-
-
-ROWS_LISTED = 8
-
-
-@dataclass
-class _Round:
-    """One table on its way: what was written last and what came of it; `best`: what came nearest to 1 so far."""
-
-    plan: TablePlan
-    std: float
-    measured: float | None = None
-    rounds: int = 0
-    settled: bool = True
-    why: str = ""
-    best: tuple[float, float] | None = None  # distance, std
-
-    def learn(self, table: Any) -> bool:
-        """Take a measurement in; whether another round is needed."""
-        before = None if self.measured is None else (self.std_before, self.measured)
-        following, self.measured = next_std(self.plan, self.std, table)
-        if not self.plan.table.readouts:
-            return False
-        self.settled = self.measured is not None and abs(self.measured - 1) <= SETTLED
-        if self.measured is not None and (self.best is None or abs(math.log(self.measured)) < self.best[0]):
-            self.best = abs(math.log(self.measured)), self.std
-        if self.settled and self.plan.mode == "analytic":
-            self.why = contradiction(table, self.std)
-            self.settled = not self.why
-            return False
-        if self.settled or self.measured is None or self.why or self.rounds == ROUNDS:
-            return False
-        if not fits(following, self.plan.table.dtype):
-            self.why = f"a std of {following:.3g} would be next, which {self.plan.table.dtype} does not hold"
-            return False
-        self.rounds += 1
-        if before is not None and has_no_effect(before, (self.std, self.measured)):
-            self.why, following = (
-                "the logits do not follow the table's std: the model normalises the table",
-                self.plan.std,
-            )
-            self.best = None
-        self.std_before, self.std = self.std, following
-        return True
-
-    def back_to_best(self) -> bool:
-        """Where rounds did not settle, take the std that came nearest; whether it must be written again."""
-        if self.settled or self.best is None or self.best[1] == self.std:
-            return False
-        self.std = self.best[1]
-        self.why = self.why or "the rounds led away from 1, and the nearest was taken"
-        return True
-
-    std_before: float = 0.0
-
-
-def _write(seen: Look, plans: Sequence[TablePlan], seed: int) -> Report:
-    """Write, measure, and write again until what has to be measured has settled.
-
-    Whatever stops it half-way, an interrupt too, leaves the tables as they were: they are kept until it is done.
-    """
-    rounds = [_Round(p, p.std) for p in plans]
-    leaves = [_leaf(seen, p) for p in plans]
-    zero = [seen.model.zero_rows(seen.traced, f, p.table.vocab_axis) for f, p in zip(leaves, plans, strict=True)]
-    undo = [seen.model.keep(seen.traced, f) for f in leaves]
-    try:
-        zeroed, unzero = seen.model.zero(tuple(b for p in plans for b in p.biases))
-        undo.append(unzero)
-        now, trouble = _rounds(seen, rounds, leaves, zero, seed)
-        report = report_of(now)
-    except BaseException:
-        for put_back in undo:
-            put_back()
-        raise
-    inits = tuple(
-        replace(
-            _done(r.plan, r.std, _table(now, r.plan), r.measured, r.rounds, seed=seed, zeroed=zeroed),
-            settled=r.settled and not trouble, zero_rows=rows[:ROWS_LISTED],
-        )
-        for r, rows in zip(rounds, zero, strict=True)
-    )  # fmt: skip
-    lost = [_unsettled(t, trouble or r.why) for t, r in zip(inits, rounds, strict=True) if not t.settled]
-    findings = in_order([*report.findings, *lost, *_still(seen, report)])
-    return replace(report, init=inits, findings=findings, notes=(*report.notes, *_left(seen)))
-
-
-def _rounds(
-    seen: Look, rounds: list[_Round], leaves: Sequence[Any], zero: Sequence[tuple[int, ...]], seed: int
-) -> tuple[Look, str]:
-    """The last look, and why measuring stopped early, if it did."""
-    now, pending, over = seen, list(range(len(rounds))), False
-    while pending or now is seen:
-        for i in pending:
-            p = rounds[i].plan
-            seen.model.write(
-                seen.traced, leaves[i], vocab_axis=p.table.vocab_axis, seed=seed, ordinal=p.ordinal,
-                std=rounds[i].std, zero_rows=zero[i],
-            )  # fmt: skip
-        try:
-            now = seen.again(logits=True, seed=seed)
-        except (InputError, TraceError) as error:
-            if any(r.plan.mode == "empirical" for r in rounds):
-                raise
-            return now, str(error).splitlines()[0]  # what was written is right all the same
-        pending = [i for i in pending if rounds[i].learn(_table(now, rounds[i].plan))]
-        if not pending and not over:  # what did not settle may have gone astray
-            over, pending = True, [i for i, r in enumerate(rounds) if r.back_to_best()]
-    return now, ""
-
-
-def _still(seen: Look, report: Report) -> list[Finding]:
-    """Tables that were meant to be one are two independent ones now: that is no cure, and it is said of what is now."""
-    lost = [f for f in report_of(seen).findings if f.code in ("copy-not-tie", "drifted") and f.severity != "info"]
-    return [
-        replace(
-            f,
-            message=f"{f.where!r} looked like one table with another before the draw; now they are two independent "
-            "ones, and neither holds the other's values",
-            hint="if they were meant to be one: tie them, then initialise again",
-        )
-        for f in lost
-        if all(f.where != g.where or f.code != g.code for g in report.findings)
-    ]
-
-
 def _left(seen: Look) -> list[str]:
     whys: dict[str, Callable[[Table], bool]] = {
         "it is square and only multiplied, so it could be a layer of the body": could_be_a_layer,
@@ -366,37 +224,3 @@ def _left(seen: Look) -> list[str]:
         ),
     }
     return [f"{t.name} was left alone: {why}" for t in seen.tables for why, holds in whys.items() if holds(t)]
-
-
-def _table(now: Look, plan: TablePlan) -> Any:
-    return next((t for t in now.tables if set(t.names) & set(plan.table.names)), plan.table)
-
-
-def _done(
-    p: TablePlan, std: float, table: Any, measured: float | None, rounds: int, *, seed: int, written: bool = True,
-    zeroed: Sequence[str] = (),
-) -> TableInit:  # fmt: skip
-    predicted = table.predicted.logit_std if written else (1.0 if p.table.readouts else None)
-    logits = [r.logit_std for r in table.readouts if r.logit_std is not None] if written else []
-    return TableInit(
-        name=p.table.name,
-        mode=p.mode,
-        std_before=p.table.std,
-        std=std,
-        predicted_logit_std=predicted,
-        measured_logit_std=logits[0] if logits else measured,
-        rounds=rounds,
-        written=written,
-        biases=tuple(b for b in p.biases if b in zeroed),
-        seed=seed,
-    )
-
-
-def _unsettled(done: TableInit, trouble: str) -> Finding:
-    why = trouble or f"after {done.rounds} rounds the logit std is {done.measured_logit_std}"
-    return Finding(
-        "not-settled", "warning", done.name,
-        f"the measured logit std did not settle at 1 within {SETTLED:.0%}: {why}",
-        hint="pass a larger batch, put a normalisation before the readout, or use mode='empirical', which goes by "
-        "the logits",
-    )  # fmt: skip

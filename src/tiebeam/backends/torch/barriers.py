@@ -6,6 +6,10 @@ not looked into.
 
 import torch
 
+from tiebeam.backends.torch.builder import Lowering, refs_of
+from tiebeam.backends.torch.record import Record
+from tiebeam.ir import Op
+
 #: Whole names.
 BARRIERS = frozenset(
     "aminmax cdist celu col2im complex cross cummax cummin cumprod cumsum dist erfinv frac glu grid_sampler_2d "
@@ -31,3 +35,11 @@ def known_barrier(name: str, outputs: list[torch.dtype]) -> bool:
     if not any(d.is_floating_point or d.is_complex for d in outputs):
         return True
     return name in BARRIERS or any(part in name for part in FAMILIES)
+
+
+def opaque(low: Lowering, record: Record) -> None:
+    """Append a node through which nothing is followed."""
+    refs = refs_of((record.args, tuple(record.kwargs.values())))
+    name, dtypes = record.schema.name, [low.drafts[v].geometry[3] for v in record.outputs]
+    foreign = "." in name or not known_barrier(name, dtypes)  # a dot: a namespace of its own
+    low.emit(Op.OPAQUE, refs, [None] * len(refs), record.outputs, foreign=foreign)

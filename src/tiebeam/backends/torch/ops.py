@@ -3,12 +3,11 @@
 Elementwise operations need no entry: ATen tags them. What is neither here nor tagged is `Op.OPAQUE`.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-from tiebeam.backends.torch import indexing
-from tiebeam.backends.torch.barriers import known_barrier
+from tiebeam.backends.torch import indexing, products
+from tiebeam.backends.torch.barriers import opaque
 from tiebeam.backends.torch.builder import Lowering, refs_of
 from tiebeam.backends.torch.record import MADE_FROM_NOTHING, Record, Ref
 from tiebeam.backends.torch.views import identity
@@ -60,14 +59,7 @@ def lower_record(low: Lowering, record: Record) -> None:
         low.elementwise(Op.POINTWISE, refs_of(record.args), degree=DEGREES.get(name))
         low.barrier(record.outputs[1:])
     else:
-        _opaque(low, record)
-
-
-def _opaque(low: Lowering, record: Record) -> None:
-    refs = refs_of((record.args, tuple(record.kwargs.values())))
-    name, dtypes = record.schema.name, [low.drafts[v].geometry[3] for v in record.outputs]
-    foreign = "." in name or not known_barrier(name, dtypes)  # a dot: a namespace of its own
-    low.emit(Op.OPAQUE, refs, [None] * len(refs), record.outputs, foreign=foreign)
+        opaque(low, record)
 
 
 def _views(low: Lowering, record: Record) -> None:
@@ -131,7 +123,7 @@ def _masked_fill(low: Lowering, record: Record) -> None:
 
 def _where(low: Lowering, record: Record) -> None:
     if len(record.args) < 3:
-        _opaque(low, record)
+        opaque(low, record)
         return
     condition, a, b = record.args
     sizes = [0 if not isinstance(x, Ref) else _size(low, x.value) for x in (a, b)]
@@ -242,59 +234,6 @@ def _softmax(low: Lowering, record: Record) -> None:
     low.emit(Op.SOFTMAX, [source], [identity(rank)], record.outputs, axis=axis % rank if rank else 0)
 
 
-def _dot(low: Lowering, a: Any, b: Any, out: int) -> int:
-    """Matrix product of the last two axes; leading axes are batch."""
-    left, right = low.operand(a), low.operand(b)
-    ra, rb, ro = (len(low.shape(v)) for v in (left[0], right[0], out))
-    batch = ro - (ra > 1) - (rb > 1)
-    axes_a = tuple(i - (batch - (ra - 2)) if ra > 2 and i >= batch - (ra - 2) else -1 for i in range(batch))
-    axes_b = tuple(i - (batch - (rb - 2)) if rb > 2 and i >= batch - (rb - 2) else -1 for i in range(batch))
-    axes_a += ((max(ra - 2, 0),) if ra > 1 else ()) + ((-1,) if rb > 1 else ())
-    axes_b += ((-1,) if ra > 1 else ()) + ((rb - 1,) if rb > 1 else ())
-    # With one element that no input reaches the sum has one term: a multiplication, however it is written.
-    one = any(math.prod(low.shape(v)) == 1 and not low.drafts[v].varying for v in (left[0], right[0]))
-    return low.emit(Op.MUL if one else Op.DOT, [left, right], [axes_a, axes_b], [out])
-
-
-def _product(low: Lowering, record: Record) -> None:
-    _dot(low, record.args[0], record.args[1], record.outputs[0])
-
-
-def _add_product(low: Lowering, record: Record) -> None:
-    bias, a, b = record.args[:3]
-    beta = record.args[3] if len(record.args) > 3 else record.kwargs.get("beta", 1)
-    alpha = record.args[4] if len(record.args) > 4 else record.kwargs.get("alpha", 1)
-    out = record.outputs[0]
-    if beta == 0 and alpha == 1:
-        _dot(low, a, b, out)
-        return
-    product = low.temporary(low.shape(out), out)
-    _dot(low, a, b, product)
-    attached = any(r.attached for r in (a, b))
-    scaled: Any = (product, attached)
-    if alpha != 1:
-        scaled = (low.temporary(low.shape(out), out), attached)
-        low.elementwise(Op.MUL, [(product, attached), alpha], scaled[0])
-    if beta == 0:
-        low.elementwise(Op.CAST, [scaled])
-    else:
-        low.elementwise(Op.ADD, [scaled, low.scaled(bias, beta)])
-
-
-def _linear(low: Lowering, record: Record) -> None:
-    x, weight = record.args[:2]
-    bias = record.args[2] if len(record.args) > 2 else None
-    out = record.outputs[0]
-    rank = len(low.shape(out))
-    axes = [(*range(rank - 1), -1), (*(-1,) * (rank - 1), 0)]
-    if not isinstance(bias, Ref):
-        low.emit(Op.DOT, [x, weight], axes, [out])
-        return
-    product = low.temporary(low.shape(out), out)
-    low.emit(Op.DOT, [x, weight], axes, [product])
-    low.elementwise(Op.ADD, [(product, x.attached or weight.attached), bias])
-
-
 def _normalize(low: Lowering, record: Record) -> None:
     refs = [r for r in record.args if isinstance(r, Ref)]
     rank = len(low.shape(record.outputs[0]))
@@ -307,23 +246,6 @@ def _weight_norm(low: Lowering, record: Record) -> None:
     v, g = record.args[:2]
     rank = len(low.shape(record.outputs[0]))
     low.emit(Op.POINTWISE, [v, g], [identity(rank), None], record.outputs[:1], degree=0.0)
-
-
-def _convolution(low: Lowering, record: Record) -> None:
-    """A convolution whose kernel is one point is a product over channels."""
-    x, kernel, bias, stride = record.args[:4]
-    transposed, groups = record.args[6], record.args[8]
-    shape, out = low.shape(kernel.value), record.outputs[0]
-    if set(shape[2:]) != {1} or set(stride) != {1} or transposed or groups != 1:
-        _opaque(low, record)
-        return
-    space = tuple(range(2, len(shape)))
-    axes: list[Axes] = [(0, -1, *space), (-1, 0, *(-1,) * len(space))]
-    product = low.temporary(low.shape(out), out) if isinstance(bias, Ref) else out
-    low.emit(Op.DOT, [x, kernel], axes, [product])
-    if isinstance(bias, Ref):
-        along = (-1, 0, *(-1,) * len(space))
-        low.emit(Op.ADD, [(product, x.attached or kernel.attached), bias], [identity(len(shape)), along], [out])
 
 
 def _elementwise_loss(low: Lowering, record: Record) -> None:
@@ -362,9 +284,9 @@ RULES: dict[str, Rule] = {
     "tanh": lambda low, r: low.elementwise(Op.TANH, [r.args[0]]),
     "sigmoid": lambda low, r: low.elementwise(Op.SIGMOID, [r.args[0]]),
     **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), _softmax),
-    **dict.fromkeys(("mm", "bmm", "mv", "dot", "matmul"), _product),
-    **dict.fromkeys(("addmm", "baddbmm", "addmv"), _add_product),
-    "linear": _linear,
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "matmul"), products.product),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv"), products.add_product),
+    "linear": products.linear,
     "embedding": indexing.embedding,
     **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), indexing.embedding_bag),
     "index": indexing.index,
@@ -381,7 +303,7 @@ RULES: dict[str, Rule] = {
         _normalize,
     ),
     "embedding_renorm": lambda low, r: low.elementwise(Op.UPDATE, [(r.args[0].value, None)]),
-    "convolution": _convolution,
+    "convolution": products.convolution,
     "_weight_norm_interface": _weight_norm,
     **dict.fromkeys(
         ("nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss", "multilabel_margin_loss_forward"), _loss
