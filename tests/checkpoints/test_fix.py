@@ -1,50 +1,16 @@
 """A corrected copy: what it holds, what it says, and that it is there whole or not at all."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors import safe_open
-from safetensors.numpy import load_file
+from tests.checkpoints.mended import BODY, OTHER, TIED, UNTIED, E, config_of, held, made, metadata, same_body
 from tests.checkpoints.writing import READOUT, TABLE, Array, bfloat16, folder, safetensors, sharded, table
 
 from tiebeam.checkpoints import FixPlan, fix, inspect, open_archive
 from tiebeam.errors import CheckpointError
-
-LLAMA = {"model_type": "llama", "vocab_size": 64, "hidden_act": "silu"}
-TIED, UNTIED = {**LLAMA, "tie_word_embeddings": True}, {**LLAMA, "tie_word_embeddings": False}
-E, OTHER = table(), table(seed=1)
-BODY = {"model.layers.0.mlp.up_proj.weight": table(8, 8, seed=2), "model.norm.weight": E[0]}
-
-
-def made(tmp_path: Path, tensors: dict[str, Array], config: dict[str, Any] | None) -> Path:
-    return folder(tmp_path / "m", {**tensors, **BODY}, config)
-
-
-def held(path: Path) -> dict[str, Array]:
-    return {k: v for file in sorted(path.glob("*.safetensors")) for k, v in load_file(file).items()}
-
-
-def metadata(path: Path) -> dict[str, str]:
-    with safe_open(path, "np") as file:
-        return file.metadata() or {}
-
-
-def config_of(path: Path) -> dict[str, Any]:
-    return json.loads((path / "config.json").read_text())
-
-
-def same_body(path: Path) -> bool:
-    found = held(path)
-    return all(np.array_equal(found[name], array) for name, array in BODY.items())
 
 
 def test_a_redundant_readout_is_dropped_and_recorded(tmp_path: Path) -> None:
@@ -295,86 +261,6 @@ def test_what_cannot_be_mended_says_so(tmp_path: Path, format_: str) -> None:
         (path / "a.safetensors").unlink()
     with pytest.raises(CheckpointError, match="is not mended"):
         fix(path, tmp_path / "out")
-
-
-def test_a_target_that_is_taken_or_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    path = made(tmp_path, {TABLE: E}, TIED)
-    for target, message in ((path, "something is there"), (tmp_path / "no" / "out", "cannot be made")):
-        with pytest.raises(CheckpointError, match=message):
-            fix(path, target)
-    with pytest.raises(CheckpointError, match="cannot be written"):
-        fix(path, Path("/proc/self/out"))  # read-only, for root too
-    (tmp_path / "empty").mkdir()
-    fix(path, tmp_path / "empty")
-    assert inspect(tmp_path / "empty").state == "omitted"
-
-
-def test_a_target_whose_name_is_too_long_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="cannot be written"):
-        fix(made(tmp_path, {TABLE: E}, TIED), tmp_path / ("x" * 300), dry_run=True)
-
-
-def test_of_many_that_write_one_target_one_does(tmp_path: Path) -> None:
-    path = made(tmp_path, {TABLE: E, READOUT: OTHER}, TIED)
-
-    def one(choice: Any) -> bool:
-        try:
-            return fix(path, tmp_path / "out", on_conflict=choice).written
-        except CheckpointError:
-            return False
-
-    with ThreadPoolExecutor(8) as threads:
-        written = list(threads.map(one, ["embedding", "readout", "mean", "untie"] * 2))
-    assert sum(written) == 1
-    assert inspect(tmp_path / "out").state in ("omitted", "different")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["m", "out"]
-
-
-def test_a_copy_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tiebeam.checkpoints.fixing import writing
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(writing.os, "fsync", full)
-    path = made(tmp_path, {TABLE: E, READOUT: E.copy()}, TIED)
-    with pytest.raises(CheckpointError, match="No space left"):
-        fix(path, tmp_path / "out")
-    assert list(tmp_path.iterdir()) == [path]
-
-
-KILLED = """
-import os, sys
-from tiebeam.checkpoints import fix
-from tiebeam.checkpoints.fixing import writing
-
-slow = writing.write
-def write(path, tensors, metadata):
-    slow(path, tensors, metadata)
-    print("half", flush=True)
-    sys.stdin.readline()
-
-import tiebeam.checkpoints.fixing.fix as module
-module.write = write
-fix(sys.argv[1], sys.argv[2])
-"""
-
-
-@pytest.mark.slow
-def test_killed_half_way_nothing_half_written_is_there(tmp_path: Path) -> None:
-    path = made(tmp_path, {TABLE: E, READOUT: E.copy()}, TIED)
-    before = {p.name: p.read_bytes() for p in path.iterdir()}
-    command = [sys.executable, "-c", KILLED, str(path), str(tmp_path / "out")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "half\n"
-        assert not (tmp_path / "out").exists()
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait(timeout=30)
-    time.sleep(0.1)
-    assert not (tmp_path / "out").exists()
-    assert {p.name: p.read_bytes() for p in path.iterdir()} == before
-    assert fix(path, tmp_path / "out").written
 
 
 @pytest.mark.slow

@@ -91,6 +91,6 @@ def rms_norm(x: jax.Array) -> jax.Array:
 
 def load() -> dict[str, Callable[[], Case]]:
     """Import every kind."""
-    from tests.jax.models import codebases, equinox, functions, linen, nnx, odd  # noqa: F401
+    from tests.jax.models import codebases, equinox, functions, linen, nnx, odd, odd_modules, programs  # noqa: F401
 
     return CASES
