@@ -66,12 +66,17 @@ def strangers(text: str, allowed: set[str]) -> set[str]:
     return tops(text) - sys.stdlib_module_names - {"tiebeam"} - allowed
 
 
+#: Below the backends, and none of them: what those have in common that read a graph.
+SHARED = "graphs"
+
+
 def backends() -> list[str]:
-    return sorted(p.name for p in (PACKAGE / "backends").iterdir() if (p / "__init__.py").is_file())
+    folders = [p.name for p in (PACKAGE / "backends").iterdir() if (p / "__init__.py").is_file()]
+    return sorted({*folders} - {SHARED})
 
 
-@pytest.mark.parametrize("path", sources("core", "ir.py"), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_the_rules_import_numpy_alone(path: Path) -> None:
+@pytest.mark.parametrize("path", sources("core", "ir.py", f"backends/{SHARED}", "backends/tables.py"), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_the_rules_and_what_backends_share_import_numpy_alone(path: Path) -> None:
     assert not strangers(path.read_text(encoding="utf-8"), {"numpy"})
 
 
@@ -114,7 +119,7 @@ def foreign(path: Path, text: str) -> set[str]:
     return {name for name in found if any(name == o or name.startswith(o + ".") for o in others)}
 
 
-@pytest.mark.parametrize("own", backends())
+@pytest.mark.parametrize("own", [*backends(), SHARED])
 def test_a_backend_imports_none_but_the_one_that_it_stands_on(own: str) -> None:
     for path in sources(f"backends/{own}"):
         assert not foreign(path, path.read_text(encoding="utf-8")), path.name
