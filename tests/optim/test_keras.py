@@ -15,7 +15,6 @@ from tests.optim.keras_pair import IDS, LOSS, OWNER, C, apart, fitted, pair, put
 import tiebeam
 from tiebeam.keras import optimizer
 
-
 ADAMW = keras.optimizers.AdamW
 FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd": (keras.optimizers.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.25}),
