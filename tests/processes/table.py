@@ -80,6 +80,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "tests/docs": TORCH,
     "tests/experiments": TORCH,
     "tests/zoo/test_minigpt.py": TORCH,
+    "tests/zoo/test_factorised.py": TORCH,
     "tests/zoo/test_minigpt_linen.py": JAX,
     "tests/zoo/test_plain_linen.py": JAX,
     "tests/zoo/test_minigpt_keras.py": KERAS,

@@ -131,7 +131,7 @@ class MiniGPT(nn.Module):
         if cache is not None:
             cache.check_room(tokens)
             first = cache.length
-        x = _scaled(self._lookup(ids), self.config.lookup_factor)
+        x = self._lookup(ids)
         if self.positions is not None:
             x = x + self.positions.weight[first : first + tokens]
         rotation = None
@@ -243,7 +243,7 @@ class MiniGPT(nn.Module):
 
     def _lookup(self, ids: Tensor) -> Tensor:
         try:
-            return self.embed(ids)  # type: ignore[no-any-return]
+            return _scaled(self.embed(ids), self.config.lookup_factor)
         except IndexError as error:  # costs nothing where all is well, and nothing waits for a device
             raise self._outside("ids", ids) from error
 
