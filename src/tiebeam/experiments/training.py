@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiebeam.errors import RangeError
+from tiebeam.errors import NotFiniteError, RangeError
 from tiebeam.experiments.corpus import Ids
 from tiebeam.experiments.curve import Curve
 from tiebeam.experiments.ranks import ALONE, Ranks
@@ -20,7 +20,7 @@ from tiebeam.zoo.torch.minigpt import MiniGPT
 Groups = list[dict[str, Any]]
 BeforeStep = Callable[[int, Tensor, torch.optim.Optimizer], object]
 OnStep = Callable[[int, float], object]
-"""Called after each step with the number of steps done and the loss of the last. Unit: nats."""
+"""Told of each step, by its number from 1 on, and of its loss as soon as that is known. Unit: nats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,7 @@ def train(
     Raises:
         InputError: One of the texts is shorter than a window.
         RangeError: A batch cannot be shared out evenly.
+        NotFiniteError: The weights are no longer numbers, and `on_step`, told of a loss of NaN, did not end it.
     """
     ranks.check_batch(settings.batch)
     window, device = model.config.block_size + 1, next(model.parameters()).device
@@ -129,16 +130,23 @@ def train(
         batch = next(batches).to(device)
         if before_step is not None:
             before_step(step, batch, optimizer)
-        with _precision(device, autocast):
-            loss = loss_of(batch)
+        failure, mine = None, math.nan
+        try:
+            with _precision(device, autocast):
+                loss = loss_of(batch)
+            mine = float(loss.detach())
+        except NotFiniteError as error:  # the weights have diverged, here or on all ranks
+            failure = error
+        losses.append(ranks.total(mine) / ranks.count)
+        done = step + 1
+        on_step(done, losses[-1])
+        if failure is not None:
+            raise failure
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if settings.clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         optimizer.step()
-        losses.append(ranks.total(float(loss.detach())) / ranks.count)
-        done = step + 1
-        on_step(done, losses[-1])
         if done % settings.validate_every == 0 or done == settings.steps:
             look(done)
     return Curve(tuple(losses), tuple(points), time.perf_counter() - started)
@@ -150,12 +158,17 @@ def _precision(device: torch.device, autocast: bool) -> AbstractContextManager[o
 
 @torch.no_grad()
 def validate(model: MiniGPT, windows: Tensor, batch: int, ranks: Ranks = ALONE) -> float:
-    """Return the mean loss over `windows`, (count, tokens), without dropout; each rank reads its share. Unit: nats."""
+    """Return the mean loss over `windows`, (count, tokens), without dropout; each rank reads its share. Unit: nats.
+
+    It is NaN where the weights are no longer numbers.
+    """
     before = model.training
     model.eval()
     try:
         parts = windows[ranks.rank :: ranks.count].split(batch)
         losses = [float(model.loss(part)) * len(part) for part in parts if len(part)]
+    except NotFiniteError:
+        losses = [math.nan]
     finally:
         model.train(before)
     return ranks.total(sum(losses)) / len(windows)
