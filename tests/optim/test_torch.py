@@ -16,7 +16,7 @@ from transformers.optimization import Adafactor
 import tiebeam
 from tiebeam.core.optimizers import RULES
 from tiebeam.torch import param_groups, split_for_muon
-from tiebeam.zoo.torch.config import MiniGPTConfig
+from tiebeam.zoo.minigpt import MiniGPTConfig
 from tiebeam.zoo.torch.minigpt import MiniGPT
 
 optim = torch.optim
