@@ -16,7 +16,7 @@ import torch
 
 import tiebeam
 from tiebeam.torch import param_groups, split_for_muon
-from tiebeam.zoo.torch.config import MiniGPTConfig
+from tiebeam.zoo.minigpt import MiniGPTConfig
 from tiebeam.zoo.torch.minigpt import MiniGPT
 
 GOAL = 0.2

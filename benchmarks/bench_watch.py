@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import tiebeam
-from tiebeam.zoo.torch.config import MiniGPTConfig
+from tiebeam.zoo.minigpt import MiniGPTConfig
 from tiebeam.zoo.torch.minigpt import MiniGPT
 
 EVERY = 100

@@ -45,6 +45,10 @@ class InputError(TiebeamError, ValueError):
     """The model refused the inputs, or inputs could not be made."""
 
 
+class NotFiniteError(InputError):
+    """Numbers that are read hold NaN or infinity, as those of a training that has diverged."""
+
+
 class ShapeError(TiebeamError, ValueError):
     """Two tensors that must fit do not."""
 

@@ -20,9 +20,9 @@ from torch import nn
 import tiebeam
 from tiebeam.core.draws import draw_block
 from tiebeam.torch import TiedEmbedding
+from tiebeam.zoo.minigpt import MiniGPTConfig
 from tiebeam.zoo.schemes import SCHEMES
 from tiebeam.zoo.torch.blocks import Block
-from tiebeam.zoo.torch.config import MiniGPTConfig
 
 
 def generator(seed=0):

@@ -142,7 +142,10 @@ def flag_and_tensors_agree_before_saving(r: Names) -> None:
     with pytest.raises(tiebeam.TieError, match="contradict"):
         tiebeam.save(r["model"], ".")
     change = tiebeam.tie(r["model"], IDS)
-    assert change.config == ("config.tie_word_embeddings: False -> True",)
+    assert change.config == (
+        "config.tie_word_embeddings: False -> True",
+        "all_tied_weights_keys: {} -> {'lm_head.weight': 'model.embed_tokens.weight'}",
+    )
     r["model"].save_pretrained("saved")
     again = type(r["model"]).from_pretrained("saved")
     assert torch.equal(again(IDS).logits, r["model"](IDS).logits)

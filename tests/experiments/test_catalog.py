@@ -101,6 +101,20 @@ def test_trained_in_matched_groups_the_readout_factor_is_the_lookup_factor_in_ev
     assert all(0.1 < ratio < 2 for ratio in ratios.values())  # seed 0: 0.6
 
 
+@pytest.mark.parametrize("steps", [2, 6])
+def test_a_rate_that_no_model_survives_ends_as_diverged_and_not_as_an_error(steps, tmp_path):
+    """What diverged first are the weights: the loss refuses to read them, and so does what measures the roles."""
+    few = {"schemes": ["C"], "unclipped": ["C"], "rates": [1e30], "fast": [1e30], "steps": steps, "vocab": 300}
+    runs = done("schemes", tmp_path, data=["synthetic"], **few)
+    assert [run.status for run in runs] == ["diverged"] * 2
+    for run in runs:
+        assert math.isnan(run.results["last"])
+        assert math.isfinite(run.results["first"])
+        assert math.isfinite(run.series["loss"][0][1])
+    (_, every) = experiment("schemes").tables(runs)
+    assert "diverged" in every.to_markdown()
+
+
 def test_untied_half_way_a_model_is_the_tied_one_until_then_and_trains_on(tmp_path):
     runs = done("late-untie", tmp_path, data=["synthetic"], steps=6, vocab=300)
     losses = {run.config["variant"]: [loss for _, loss in run.series["loss"]] for run in runs}

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -330,3 +331,17 @@ def test_only_what_was_asked_for_last_is_shown(path, monkeypatch):
 
 def test_the_sources_commit_is_known_where_they_lie_in_a_repository():
     assert runner.commit() == runner.commit()
+
+
+def test_a_ray_cluster_that_does_not_answer_is_named(path, monkeypatch):
+    def refuse(**_):
+        raise ConnectionError("Failed to connect to Ray cluster at 192.0.2.1:6379")
+
+    module = types.ModuleType("ray")
+    module.is_initialized = lambda: False
+    module.init = refuse
+    monkeypatch.setitem(sys.modules, "ray", module)
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
+    with pytest.raises(BackendError, match=r"RAY_ADDRESS=192\.0\.2\.1:6379") as refused:
+        sweep(made_of(lambda given: {}, monkeypatch), path, engine="ray")
+    assert "Hint:" in str(refused.value)

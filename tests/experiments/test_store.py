@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -162,6 +163,21 @@ def test_threads_with_stores_of_their_own_can_open_a_new_file_at_once(tmp_path):
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(claim, range(16))) == 4
+
+
+def test_threads_that_make_one_file_after_another_never_meet_half_of_one(tmp_path):
+    def claim(number):
+        for path in paths:
+            together.wait(5)
+            with Store(path) as store:
+                store.claim("x", {"number": number})
+
+    paths, together = [tmp_path / f"{number}.sqlite" for number in range(25)], threading.Barrier(4)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(claim, range(4)))
+    for path in paths:
+        with Store(path) as store:
+            assert len(store.runs("x")) == 4
 
 
 # ---- what goes wrong

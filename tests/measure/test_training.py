@@ -6,7 +6,7 @@ from tests.measure.models import next_token_loss
 from torch import Tensor
 
 import tiebeam
-from tiebeam.zoo.torch.config import MiniGPTConfig
+from tiebeam.zoo.minigpt import MiniGPTConfig
 from tiebeam.zoo.torch.minigpt import MiniGPT
 
 VOCAB = 512

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tiebeam
-from tiebeam.zoo.torch.config import MiniGPTConfig
+from tiebeam.zoo.minigpt import MiniGPTConfig
 from tiebeam.zoo.torch.minigpt import MiniGPT
 
 VOCAB, WIDTH, C = 61, 64, 8.0  # c = sqrt(width), a power of two: rounding commutes with it

@@ -12,7 +12,7 @@ from torch import nn
 
 import tiebeam
 from tiebeam.torch import param_groups, split_for_muon
-from tiebeam.zoo.torch.config import MiniGPTConfig
+from tiebeam.zoo.minigpt import MiniGPTConfig
 from tiebeam.zoo.torch.minigpt import MiniGPT
 
 optim = torch.optim

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.zoo.minigpt_cases import CASES, IDS, TARGETS, drawn, wanted, wrong_weights
 from torch import nn
 
 from tiebeam.errors import InputError, RangeError, ShapeError
+from tiebeam.zoo.minigpt import EMBEDDING_DEFAULT_STD
 from tiebeam.zoo.schemes import SCHEMES
 from tiebeam.zoo.torch.blocks import KVCache, Rotation
-from tiebeam.zoo.torch.config import EMBEDDING_DEFAULT_STD
 from tiebeam.zoo.torch.minigpt import MiniGPT, MiniGPTConfig
 from tiebeam.zoo.torch.sampling import Sampling
+from tiebeam.zoo.torch.weights import assign_weights, weights_of
 
 POSITIONS = ("learned", "rotary", "none")
 SMALL = MiniGPTConfig(vocab=31, width=16, layers=2, heads=2, block_size=8, table_std=0.25)
@@ -328,6 +330,32 @@ def test_draws_follow_the_probabilities():
     drawn = sampling.pick(logits.expand(20_000, 4), torch.Generator().manual_seed(0))
     shares = drawn.bincount(minlength=4) / 20_000
     np.testing.assert_allclose(shares.numpy(), sampling.probabilities(logits)[0].numpy(), atol=0.015)
+
+
+# ---- in other frameworks
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_weights_give_the_references_logits_and_losses(case):
+    config = CASES[case]
+    weights, model = drawn(config), MiniGPT(config)
+    assign_weights(model, weights)
+    ids, targets = (torch.from_numpy(a).long() for a in (IDS, TARGETS))
+    found = model(ids), model.loss(ids), model.loss(ids, targets)
+    for got, right in zip(found, wanted(config, weights), strict=True):
+        np.testing.assert_allclose(got.detach().numpy(), right, rtol=0, atol=1e-5)
+    assert (model.head.weight is model.embed.weight) == config.tie
+
+
+def test_the_weights_come_back_as_they_were_given():
+    weights, model = drawn(SMALL), build()
+    assign_weights(model, weights)
+    back = weights_of(model)
+    assert set(back) == set(weights)
+    assert all(np.array_equal(back[name], weights[name]) for name in weights)
+    for wrong, error in zip(wrong_weights(weights), (InputError, InputError, ShapeError), strict=True):
+        with pytest.raises(error, match=r"norm\.bias|more"):
+            assign_weights(model, wrong)
 
 
 # ---- what is refused

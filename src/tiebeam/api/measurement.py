@@ -61,7 +61,7 @@ def measure(
 
     Example:
         >>> import torch, tiebeam
-        >>> from tiebeam.zoo.torch.config import MiniGPTConfig
+        >>> from tiebeam.zoo.minigpt import MiniGPTConfig
         >>> from tiebeam.zoo.torch.minigpt import MiniGPT
         >>> model = MiniGPT(MiniGPTConfig.from_scheme("C", vocab=500, width=64))
         >>> found = tiebeam.measure(model, torch.arange(32).view(2, 16))
@@ -120,7 +120,7 @@ def check_gradients(
 
     Example:
         >>> import torch, tiebeam
-        >>> from tiebeam.zoo.torch.config import MiniGPTConfig
+        >>> from tiebeam.zoo.minigpt import MiniGPTConfig
         >>> from tiebeam.zoo.torch.minigpt import MiniGPT
         >>> model = MiniGPT(MiniGPTConfig.from_scheme("C", vocab=64, width=16))
         >>> found = tiebeam.check_gradients(model, torch.arange(8)[None])

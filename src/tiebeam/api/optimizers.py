@@ -48,7 +48,7 @@ def inspect_optimizer(
 
     Example:
         >>> import torch, tiebeam
-        >>> from tiebeam.zoo.torch.config import MiniGPTConfig
+        >>> from tiebeam.zoo.minigpt import MiniGPTConfig
         >>> from tiebeam.zoo.torch.minigpt import MiniGPT
         >>> model, ids = MiniGPT(MiniGPTConfig.from_scheme("D", vocab=99, width=64)), torch.zeros(1, 8).long()
         >>> report = tiebeam.inspect(model, ids)

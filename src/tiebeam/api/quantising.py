@@ -49,7 +49,7 @@ def sensitivity(
 
     Example:
         >>> import torch, tiebeam
-        >>> from tiebeam.zoo.torch.config import MiniGPTConfig
+        >>> from tiebeam.zoo.minigpt import MiniGPTConfig
         >>> from tiebeam.zoo.torch.minigpt import MiniGPT
         >>> _ = torch.manual_seed(0)
         >>> model = MiniGPT(MiniGPTConfig.from_scheme("C", vocab=500, width=64)).eval()

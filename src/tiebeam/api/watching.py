@@ -48,7 +48,7 @@ class Watch:
 
     Example:
         >>> import torch, tiebeam
-        >>> from tiebeam.zoo.torch.config import MiniGPTConfig
+        >>> from tiebeam.zoo.minigpt import MiniGPTConfig
         >>> from tiebeam.zoo.torch.minigpt import MiniGPT
         >>> model, ids = MiniGPT(MiniGPTConfig.from_scheme("C", vocab=99, width=16)), torch.arange(8)[None]
         >>> watch = tiebeam.Watch(model, every=10)

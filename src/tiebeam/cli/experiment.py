@@ -87,6 +87,7 @@ def run_command(
     with outcome(debug):
         from tiebeam.cli import experiment_view as view
         from tiebeam.experiments.catalog import experiment
+        from tiebeam.experiments.ranks import joined
         from tiebeam.experiments.runner import Plan, run_sweep
         from tiebeam.experiments.store import Store
         from tiebeam.experiments.sweep import ask
@@ -94,16 +95,22 @@ def run_command(
         what = experiment(name)
         changes = view.changes(what, profile, settings or [], width, vocab)
         check_file(store)
-        asked = ask(what, profile, changes, data=data or (), tokenizer=tokenizer, cache=Path(f"{store}.data"))
-        with Store(store) as opened:
-            opened.begin(what.name, profile, _command(name, profile, store, changes, data, tokenizer), asked.configs)
-        plan = Plan(store, asked.tokens, engine.value, workers, asked.device, reclaim)
-        try:
-            with view.progress(what) as on_progress:
-                counts = run_sweep(what, asked.configs, plan, on_progress)
-        except KeyboardInterrupt:
-            note(view.broken_off(what, store, asked.configs))
-            raise
+        with joined(what.packages) as ranks:
+            with ranks.in_turn():
+                asked = ask(what, profile, changes, data=data or (), tokenizer=tokenizer, cache=Path(f"{store}.data"))
+            plan = Plan(store, asked.tokens, engine.value, workers, asked.device, reclaim, ranks)
+            if not ranks.first:
+                run_sweep(what, asked.configs, plan)
+                return
+            with Store(store) as opened:
+                command = _command(name, profile, store, changes, data, tokenizer)
+                opened.begin(what.name, profile, command, asked.configs)
+            try:
+                with view.progress(what) as on_progress:
+                    counts = run_sweep(what, asked.configs, plan, on_progress)
+            except KeyboardInterrupt:
+                note(view.broken_off(what, store, asked.configs))
+                raise
         typer.echo(view.shown(what, store, Format(form.value), counts))
         view.complain(what, store, counts)
     raise typer.Exit(UNHEALTHY if counts["failed"] else HEALTHY)

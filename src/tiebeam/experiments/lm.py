@@ -133,5 +133,6 @@ def train_run(
         before_step=before,
         after_validation=validated,
         autocast=work.config["precision"] == "bf16",
+        ranks=work.ranks,
     )
     return figures

@@ -1,5 +1,6 @@
 """The same sweep on a Ray cluster whose machines see the same files."""
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ def outcomes(jobs: "Sequence[Job]", workers: int) -> "Iterator[Outcome]":
         workers: How many are handed out at once.
 
     Raises:
-        BackendError: Ray is missing.
+        BackendError: Ray is missing, or its cluster does not let us in.
     """
     try:
         import ray
@@ -29,7 +30,15 @@ def outcomes(jobs: "Sequence[Job]", workers: int) -> "Iterator[Outcome]":
         return
     own = not ray.is_initialized()
     if own:
-        ray.init(log_to_driver=False, include_dashboard=False, logging_level="error")
+        try:
+            ray.init(log_to_driver=False, include_dashboard=False, logging_level="error")
+        except ConnectionError as error:
+            raise BackendError(
+                "the Ray cluster cannot be reached",
+                got=f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS', '')}; {str(error).splitlines()[0]}",
+                expected="the address of a cluster that runs, and its token where it asks for one",
+                hint="ray status; or unset RAY_ADDRESS to start a cluster on this machine",
+            ) from error
     job = jobs[0]
     needs = {"num_cpus": 1, "num_gpus": 1} if job.device == "cuda" else {"num_cpus": job.threads or 1}
     remote = ray.remote(**needs, max_retries=0)(execute)

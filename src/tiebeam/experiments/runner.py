@@ -18,6 +18,7 @@ from tiebeam.experiments.catalog import experiment as called
 from tiebeam.experiments.config import fingerprint
 from tiebeam.experiments.data import Tokens
 from tiebeam.experiments.origin import commit, packages
+from tiebeam.experiments.ranks import ALONE, Ranks
 from tiebeam.experiments.spec import DivergedError, Experiment, Work
 from tiebeam.experiments.store import Recorder, Store
 
@@ -74,6 +75,7 @@ class Plan:
         workers: Processes; None is one for each core, or one where there is a GPU.
         device: "cpu", "cuda", or None for a GPU where there is one.
         reclaim: Take over runs that processes on other machines hold.
+        ranks: Processes that do every run together; each of them calls this.
     """
 
     store: Path
@@ -82,6 +84,7 @@ class Plan:
     workers: int | None = None
     device: str = "cpu"
     reclaim: bool = False
+    ranks: Ranks = ALONE
 
 
 def run_sweep(
@@ -103,18 +106,22 @@ def run_sweep(
 
     Raises:
         StoreError: The store cannot be written; what is in it stays.
-        BackendError: joblib or ray is missing.
+        BackendError: joblib or ray is missing, or was asked for under torchrun.
         KeyboardInterrupt: Broken off; runs that were under way are given back.
     """
-    with Store(plan.store) as store:
-        done = store.done(experiment.name, configs)
+    if plan.ranks.count > 1 and (plan.engine != "local" or (plan.workers or 1) > 1):
+        raise BackendError("under torchrun all processes do one run after another", got="--workers or --engine ray")
+    with _store(plan.store, plan.ranks) as store:
+        done = plan.ranks.agree(store.done(experiment.name, configs))
     left = [config for config, there in zip(configs, done, strict=True) if not there]
     workers, threads = shared_out(plan.workers, len(left), plan.device)
+    if plan.ranks.count > 1:
+        workers, threads = 1, None  # torchrun has given each of them its threads
     folder = None if plan.tokens is None else plan.tokens.folder
     jobs = [Job(experiment.name, c, plan.store, folder, plan.device, threads, plan.reclaim) for c in left]
     counts: dict[str, int] = {"finished": 0, "diverged": 0, "failed": 0, "skipped": len(configs) - len(left)}
     with _watched(experiment, configs, plan.store, on_progress):
-        for outcome in _outcomes(jobs, plan.engine, workers):
+        for outcome in _outcomes(jobs, plan.engine, workers, plan.ranks):
             counts[outcome] += 1
     return counts
 
@@ -145,22 +152,23 @@ def shared_out(workers: int | None, runs: int, device: str, cores: int | None = 
     return count, max(cores // count, 1)
 
 
-def execute(job: Job) -> Outcome:
+def execute(job: Job, ranks: Ranks = ALONE) -> Outcome:
     """Claim one run, do it, keep it. An error of the run is kept too; one of the store is raised.
 
     Raises:
         StoreError: The store cannot be written.
         KeyboardInterrupt: Broken off; the run is given back.
+        Exception: What the run raised, where other ranks wait for this one.
     """
     what = called(job.experiment)
-    with Store(job.store) as store, _threads(job.threads, what.packages):
+    with _store(job.store, ranks) as store, _threads(job.threads, what.packages):
         run = store.claim(job.experiment, job.config, versions=packages(what), commit=commit(), reclaim=job.reclaim)
-        if run is None:
+        if not ranks.agree(run is not None) or run is None:
             return "skipped"
         recorder = Recorder(store, run)
         try:
             tokens = None if job.tokens is None else Tokens.open(job.tokens)
-            results = what.work(Work(job.config, recorder, tokens, job.device))
+            results = what.work(Work(job.config, recorder, tokens, job.device, ranks))
             recorder.flush()
             store.finish(run, results)
         except DivergedError as end:
@@ -169,8 +177,10 @@ def execute(job: Job) -> Outcome:
             return "diverged"
         except StoreError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a run raises ends that run, not the sweep
+        except Exception as error:  # whatever a run raises ends that run, not the sweep
             store.finish(run, {}, "failed", _said(error))
+            if ranks.count > 1:
+                raise
             return "failed"
         except BaseException:
             store.interrupt([run])
@@ -178,17 +188,22 @@ def execute(job: Job) -> Outcome:
     return "finished"
 
 
+def _store(path: Path, ranks: Ranks) -> Store:
+    """The store; for ranks that do not record, one in memory."""
+    return Store(path if ranks.first else Path(":memory:"))
+
+
 def _said(error: Exception) -> str:
     return str(error) if isinstance(error, TiebeamError) else "".join(traceback.format_exception(error))
 
 
-def _outcomes(jobs: Sequence[Job], engine: Engine, workers: int) -> Iterator[Outcome]:
+def _outcomes(jobs: Sequence[Job], engine: Engine, workers: int, ranks: Ranks) -> Iterator[Outcome]:
     if engine == "ray":
         from tiebeam.experiments.on_ray import outcomes
 
         yield from outcomes(jobs, workers)
     elif workers == 1:
-        yield from map(execute, jobs)
+        yield from (execute(job, ranks) for job in jobs)
     else:
         yield from _in_processes(jobs, workers)
 

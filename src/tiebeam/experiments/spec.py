@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tiebeam.errors import RangeError
 from tiebeam.experiments.config import Config
+from tiebeam.experiments.ranks import ALONE, Ranks
 from tiebeam.experiments.tables import Figure, Table
 
 if TYPE_CHECKING:
@@ -27,12 +28,14 @@ class Work:
         recorder: Takes down its series.
         tokens: The text, for experiments that need some.
         device: "cpu" or "cuda".
+        ranks: Processes that do the same run at once.
     """
 
     config: Config
     recorder: "Recorder"
     tokens: "Tokens | None"
     device: str
+    ranks: Ranks = ALONE
 
 
 class DivergedError(Exception):

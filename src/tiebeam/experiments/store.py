@@ -27,6 +27,9 @@ SCHEMA = 1
 APPLICATION = 0x74626D31
 """`application_id`: "tbm1", so that another program's database is not taken for a store."""
 
+PATIENCE = 60.0
+"""How long a process waits for its turn to write. Unit: seconds."""
+
 _TABLES = """
 CREATE TABLE runs(
   id INTEGER PRIMARY KEY,
@@ -96,13 +99,26 @@ class Store:
                 f"no store at '{path}'", hint="tiebeam experiment run NAME makes one; --store names another"
             )
         with self._told("opened"):
-            self._db = sqlite3.connect(path, timeout=60.0, isolation_level=None)
+            self._db = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
         try:
             with self._told("opened"):
-                self._open()
+                self._open_in_turn()
         except BaseException:
             self._db.close()
             raise
+
+    def _open_in_turn(self) -> None:
+        """Open, and again where others make the file: of two changes to WAL SQLite refuses one without waiting."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return self._open()
+            except sqlite3.OperationalError as error:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                    raise
+            time.sleep(0.01)
 
     def _open(self) -> None:
         self._check()  # before anything is written to what may be someone else's
@@ -117,7 +133,10 @@ class Store:
                 self._db.execute(f"PRAGMA user_version = {SCHEMA}")
 
     def _check(self) -> None:
+        self._db.execute("BEGIN")  # one view: another process may be making the tables just now
         found, application = self._number("user_version"), self._number("application_id")
+        empty = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+        self._db.execute("COMMIT")
         if found > SCHEMA and application == APPLICATION:
             raise StoreError(
                 f"the store '{self.path}' was written by a newer tiebeam",
@@ -125,7 +144,6 @@ class Store:
                 expected=f"at most {SCHEMA}",
                 hint="upgrade tiebeam, or name another file with --store",
             )
-        empty = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
         if application != APPLICATION and not (empty and application == found == 0):
             raise StoreError(f"'{self.path}' is another program's database", hint="name another file with --store")
 

@@ -113,6 +113,20 @@ class Line:
     dashed: bool = False
 
 
+def mean_line(label: str, series: Iterable[Sequence[tuple[int, float]]], *, dashed: bool = False) -> Line:
+    """The mean of several series, with its intervals, at the steps that all of them have.
+
+    Example:
+        >>> mean_line("x", [[(0, 1.0), (1, 2.0)], [(0, 3.0)]]).points
+        ((0.0, 2.0),)
+    """
+    found = [dict(each) for each in series]
+    steps = sorted(set.intersection(*(set(each) for each in found)))
+    spreads = [Spread.of(each[step] for each in found) for step in steps]
+    points = tuple((float(step), spread.mean) for step, spread in zip(steps, spreads, strict=True))
+    return Line(label, points, tuple(spread.half for spread in spreads), dashed)
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """A picture to be drawn: what, its axes, its lines."""

@@ -10,16 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiebeam.errors import RangeError
+from tiebeam.errors import NotFiniteError, RangeError
 from tiebeam.experiments.corpus import Ids
 from tiebeam.experiments.curve import Curve
+from tiebeam.experiments.ranks import ALONE, Ranks
 from tiebeam.experiments.windows import draw_windows, spread_windows
 from tiebeam.zoo.torch.minigpt import MiniGPT
 
 Groups = list[dict[str, Any]]
 BeforeStep = Callable[[int, Tensor, torch.optim.Optimizer], object]
 OnStep = Callable[[int, float], object]
-"""Called after each step with the number of steps done and the loss of the last. Unit: nats."""
+"""Told of each step, by its number from 1 on, and of its loss as soon as that is known. Unit: nats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ def train(
     before_step: BeforeStep | None = None,
     after_validation: OnStep | None = None,
     autocast: bool = False,
+    ranks: Ranks = ALONE,
 ) -> Curve:
     """Train `model` where it lies, on windows of one token more than its block size.
 
@@ -88,13 +90,17 @@ def train(
         settings: How.
         on_step: Told of every step.
         groups: Parameter groups with rates of their own, which share the schedule; None is one group of all.
-        before_step: Given the step, its batch and the optimizer, before anything is done with them.
+        before_step: Given the step, its whole batch and the optimizer, before anything is done with them.
         after_validation: Told of every validation: the steps done and its loss.
         autocast: Compute in bfloat16 where torch holds that it suffices.
+        ranks: Processes that do the same at once, each with its share of every batch; losses are of the whole.
 
     Raises:
         InputError: One of the texts is shorter than a window.
+        RangeError: A batch cannot be shared out evenly.
+        NotFiniteError: The weights are no longer numbers, and `on_step`, told of a loss of NaN, did not end it.
     """
+    ranks.check_batch(settings.batch)
     window, device = model.config.block_size + 1, next(model.parameters()).device
     batches = draw_windows(train_ids, window, batch=settings.batch, seed=settings.seed)
     held_out = spread_windows(validation_ids, window, settings.validation_windows).to(device)
@@ -107,10 +113,11 @@ def train(
     )
     rates = [group["lr"] for group in optimizer.param_groups]
     points: list[tuple[int, float]] = []
+    loss_of = ranks.losses(model)
 
     def look(done: int) -> None:
         with _precision(device, autocast):
-            points.append((done, validate(model, held_out, settings.batch)))
+            points.append((done, validate(model, held_out, settings.batch, ranks)))
         if after_validation is not None:
             after_validation(*points[-1])
 
@@ -123,16 +130,23 @@ def train(
         batch = next(batches).to(device)
         if before_step is not None:
             before_step(step, batch, optimizer)
-        with _precision(device, autocast):
-            loss = model.loss(batch)
+        failure, mine = None, math.nan
+        try:
+            with _precision(device, autocast):
+                loss = loss_of(batch)
+            mine = float(loss.detach())
+        except NotFiniteError as error:  # the weights have diverged, here or on all ranks
+            failure = error
+        losses.append(ranks.total(mine) / ranks.count)
+        done = step + 1
+        on_step(done, losses[-1])
+        if failure is not None:
+            raise failure
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if settings.clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         optimizer.step()
-        losses.append(float(loss.detach()))
-        done = step + 1
-        on_step(done, losses[-1])
         if done % settings.validate_every == 0 or done == settings.steps:
             look(done)
     return Curve(tuple(losses), tuple(points), time.perf_counter() - started)
@@ -143,12 +157,18 @@ def _precision(device: torch.device, autocast: bool) -> AbstractContextManager[o
 
 
 @torch.no_grad()
-def validate(model: MiniGPT, windows: Tensor, batch: int) -> float:
-    """Return the mean loss over `windows`, (count, tokens), without dropout. Unit: nats."""
+def validate(model: MiniGPT, windows: Tensor, batch: int, ranks: Ranks = ALONE) -> float:
+    """Return the mean loss over `windows`, (count, tokens), without dropout; each rank reads its share. Unit: nats.
+
+    It is NaN where the weights are no longer numbers.
+    """
     before = model.training
     model.eval()
     try:
-        losses = [float(model.loss(part)) * len(part) for part in windows.split(batch)]
+        parts = windows[ranks.rank :: ranks.count].split(batch)
+        losses = [float(model.loss(part)) * len(part) for part in parts if len(part)]
+    except NotFiniteError:
+        losses = [math.nan]
     finally:
         model.train(before)
-    return sum(losses) / len(windows)
+    return ranks.total(sum(losses)) / len(windows)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tiebeam.zoo.torch.config import MiniGPTConfig
+from tiebeam.zoo.minigpt import MiniGPTConfig
 from tiebeam.zoo.torch.minigpt import MiniGPT
 
 IDS = torch.arange(8).view(1, 8)

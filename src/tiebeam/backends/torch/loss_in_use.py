@@ -92,7 +92,7 @@ def use_readout_loss(model: nn.Module, report: Report) -> ReadoutLossInUse:
 
     Example:
         >>> import tiebeam
-        >>> from tiebeam.zoo.torch.config import MiniGPTConfig
+        >>> from tiebeam.zoo.minigpt import MiniGPTConfig
         >>> from tiebeam.zoo.torch.minigpt import MiniGPT
         >>> model, ids = MiniGPT(MiniGPTConfig.from_scheme("C", vocab=99, width=16)), torch.arange(9)[None]
         >>> report = tiebeam.inspect(model, ids)

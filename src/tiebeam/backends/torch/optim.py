@@ -105,7 +105,7 @@ def param_groups(
 
     Example:
         >>> import torch, tiebeam, tiebeam.torch
-        >>> from tiebeam.zoo.torch.config import MiniGPTConfig
+        >>> from tiebeam.zoo.minigpt import MiniGPTConfig
         >>> from tiebeam.zoo.torch.minigpt import MiniGPT
         >>> with torch.device("meta"):
         ...     model, ids = MiniGPT(MiniGPTConfig.from_scheme("D", vocab=99, width=64)), torch.zeros(1, 8).long()
@@ -181,7 +181,7 @@ def split_for_muon(
 
     Example:
         >>> import torch, tiebeam, tiebeam.torch
-        >>> from tiebeam.zoo.torch.config import MiniGPTConfig
+        >>> from tiebeam.zoo.minigpt import MiniGPTConfig
         >>> from tiebeam.zoo.torch.minigpt import MiniGPT
         >>> with torch.device("meta"):
         ...     model, ids = MiniGPT(MiniGPTConfig.from_scheme("D", vocab=99, width=64)), torch.zeros(1, 8).long()

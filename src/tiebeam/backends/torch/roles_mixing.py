@@ -120,7 +120,7 @@ def mix_roles(model: nn.Module, report: Report, *, lookup: float) -> Mixing:
 
     Example:
         >>> import torch, tiebeam, tiebeam.torch
-        >>> from tiebeam.zoo.torch.config import MiniGPTConfig
+        >>> from tiebeam.zoo.minigpt import MiniGPTConfig
         >>> from tiebeam.zoo.torch.minigpt import MiniGPT
         >>> model, ids = MiniGPT(MiniGPTConfig.from_scheme("C", vocab=99, width=16)), torch.arange(8)[None]
         >>> report = tiebeam.inspect(model, ids)

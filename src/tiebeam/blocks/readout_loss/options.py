@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Literal, cast
 
-from tiebeam.errors import InputError, RangeError, ShapeError
+from tiebeam.errors import InputError, NotFiniteError, RangeError, ShapeError
 
 NAME = "readout_loss"
 Reduction = Literal["mean", "sum", "none"]
@@ -144,9 +144,9 @@ def not_floating(name: str, dtype: object) -> InputError:
     return InputError(f"{name} of {NAME}", got=str(dtype), expected="floating-point numbers", hint=hint)
 
 
-def not_finite(name: str, first: tuple[int, ...]) -> InputError:
+def not_finite(name: str, first: tuple[int, ...]) -> NotFiniteError:
     """The error of NaN or infinity in what is read."""
-    return InputError(
+    return NotFiniteError(
         f"{name} of {NAME} holds NaN or infinity: so would every gradient",
         got=f"the first at index {first[0] if len(first) == 1 else first}",
         expected="finite numbers",

@@ -4,6 +4,7 @@ from tiebeam.errors import RangeError
 from tiebeam.experiments.catalog import (
     alignment,
     dropped_path,
+    factorised,
     init_stats,
     late_untie,
     lr_transfer,
@@ -16,7 +17,7 @@ from tiebeam.experiments.catalog import (
 )
 from tiebeam.experiments.spec import Experiment
 
-_TRAINED = (init_stats, schemes, lr_transfer, role_mixing, late_untie)
+_TRAINED = (init_stats, schemes, lr_transfer, role_mixing, late_untie, factorised)
 _MODULES = (*_TRAINED, savings, dropped_path, alignment, repeat_bias, std_grid, rank)
 EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in _MODULES}
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tiebeam.experiments.spec import Experiment, Settings, Work
-from tiebeam.experiments.tables import Figure, Line, Spread, Table, grouped
+from tiebeam.experiments.tables import Figure, Spread, Table, grouped, mean_line
 
 if TYPE_CHECKING:
     from tiebeam.experiments.records import Run
@@ -103,11 +103,8 @@ def figures(runs: "Sequence[Run]") -> list[Figure]:
     """Excess while training."""
     lines = []
     for (task, tie), same in grouped(runs, lambda r: (str(r.config["task"]), bool(r.config["tie"]))).items():
-        series = [dict(r.series["loss"]) for r in same]
-        steps = sorted(set.intersection(*(set(s) for s in series)))
-        spreads = [Spread.of(s[step] for s in series) for step in steps]
-        points = tuple((float(step), spread.mean) for step, spread in zip(steps, spreads, strict=True))
-        lines.append(Line(f"{task}, {'tied' if tie else 'untied'}", points, dashed=not tie))
+        label = f"{task}, {'tied' if tie else 'untied'}"
+        lines.append(mean_line(label, (r.series["loss"] for r in same), dashed=not tie))
     return [Figure("excess", "Loss beyond the task's entropy", "step", "nats", tuple(lines), log_y=True)]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tiebeam.experiments.spec import Experiment, Settings, Work
-from tiebeam.experiments.tables import Figure, Line, Spread, Table, grouped
+from tiebeam.experiments.tables import Figure, Spread, Table, grouped, mean_line
 
 if TYPE_CHECKING:
     from tiebeam.experiments.records import Run
@@ -86,11 +86,8 @@ def figures(runs: "Sequence[Run]") -> list[Figure]:
     """Both trainings, as smooth as one another."""
     lines = []
     for variant, same in grouped(runs, lambda r: str(r.config["variant"])).items():
-        if series := [dict(r.series["loss"]) for r in same if "loss" in r.series]:
-            steps = sorted(set.intersection(*(set(s) for s in series)))
-            spreads = [Spread.of(s[step] for s in series) for step in steps]
-            points = tuple((float(step), spread.mean) for step, spread in zip(steps, spreads, strict=True))
-            lines.append(Line(variant, points, tuple(s.half for s in spreads)))
+        if series := [r.series["loss"] for r in same if "loss" in r.series]:
+            lines.append(mean_line(variant, series))
     return [Figure("loss", "Training with and without the lookup's path", "step", "loss, nats", tuple(lines))]
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiebeam.experiments.sizes import LAPTOP, PAPER, SMOKE, TRAINED
 from tiebeam.experiments.spec import Experiment, Settings, Work
-from tiebeam.experiments.tables import Figure, Line, Spread, Table, grouped
+from tiebeam.experiments.tables import Figure, Spread, Table, grouped, mean_line
 
 if TYPE_CHECKING:
     from tiebeam.experiments.records import Run
@@ -51,14 +51,9 @@ def tables(runs: "Sequence[Run]") -> list[Table]:
 
 def figures(runs: "Sequence[Run]") -> list[Figure]:
     """Validation loss against step."""
-    lines = []
-    for variant, same in grouped(runs, _variant).items():
-        series = [dict(r.series["validation"]) for r in same]
-        steps = sorted(set.intersection(*(set(s) for s in series)))
-        spreads = [Spread.of(s[step] for s in series) for step in steps]
-        points = tuple((float(step), spread.mean) for step, spread in zip(steps, spreads, strict=True))
-        lines.append(Line(variant, points, tuple(spread.half for spread in spreads)))
-    return [Figure("validation", "Validation loss", "step", "nats", tuple(lines))]
+    by_variant = grouped(runs, _variant).items()
+    lines = tuple(mean_line(variant, (r.series["validation"] for r in same)) for variant, same in by_variant)
+    return [Figure("validation", "Validation loss", "step", "nats", lines)]
 
 
 def _variant(run: "Run") -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tiebeam.experiments.spec import Experiment, Settings, Work
-from tiebeam.experiments.tables import Figure, Line, Spread, Table, grouped
+from tiebeam.experiments.tables import Figure, Spread, Table, grouped, mean_line
 
 if TYPE_CHECKING:
     from tiebeam.experiments.records import Run
@@ -75,14 +75,9 @@ def tables(runs: "Sequence[Run]") -> list[Table]:
 
 def figures(runs: "Sequence[Run]") -> list[Figure]:
     """Rank against step."""
-    lines = []
-    for variant, same in grouped(runs, lambda r: str(r.config["variant"])).items():
-        series = [dict(r.series["own rank"]) for r in same]
-        steps = sorted(set.intersection(*(set(s) for s in series)))
-        spreads = [Spread.of(s[step] for s in series) for step in steps]
-        points = tuple((float(step), spread.mean) for step, spread in zip(steps, spreads, strict=True))
-        lines.append(Line(variant, points, tuple(s.half for s in spreads)))
-    return [Figure("own-rank", "Rank of the token just read", "step", "mean rank, 1 is first", tuple(lines))]
+    by_variant = grouped(runs, lambda r: str(r.config["variant"])).items()
+    lines = tuple(mean_line(variant, (r.series["own rank"] for r in same)) for variant, same in by_variant)
+    return [Figure("own-rank", "Rank of the token just read", "step", "mean rank, 1 is first", lines)]
 
 
 EXPERIMENT = Experiment(

@@ -5,9 +5,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tiebeam.experiments.rates import best_rate
 from tiebeam.experiments.sizes import LAPTOP, PAPER, SMOKE, TRAINED
 from tiebeam.experiments.spec import Experiment, Settings, Work
-from tiebeam.experiments.tables import Figure, Line, Spread, Table, grouped
+from tiebeam.experiments.tables import Figure, Line, Spread, Table, grouped, mean_line
 from tiebeam.zoo.schemes import SCHEMES
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def tables(runs: "Sequence[Run]") -> list[Table]:
 def _best(runs: "Sequence[Run]") -> Table:
     columns = ("scheme", "width", "first loss", "validation loss", "behind the best", "rate", "seed 0")
     roles = ("lookup / readout at 0", "at 100", "at the end")
-    found = {key: _best_of(same) for key, same in grouped(runs, _cell).items()}
+    found = {key: best_rate(same) for key, same in grouped(runs, _cell).items()}
     least: dict[int, float] = {}
     for (_, width), (_, loss, _) in found.items():
         if not math.isnan(loss.mean):
@@ -137,12 +138,8 @@ def figures(runs: "Sequence[Run]") -> list[Figure]:
     for width, here in grouped(clipped, lambda r: int(r.config["width"])).items():
         curves, sweeps = [], []
         for scheme, same in grouped(here, lambda r: str(r.config["scheme"])).items():
-            _, _, best = _best_of(same)
-            series = [dict(r.series.get("validation", ())) for r in best]
-            steps = sorted(set.intersection(*(set(s) for s in series)))
-            spreads = [Spread.of(s[step] for s in series) for step in steps]
-            points = tuple((float(step), spread.mean) for step, spread in zip(steps, spreads, strict=True))
-            curves.append(Line(scheme, points, tuple(s.half for s in spreads)))
+            _, _, best = best_rate(same)
+            curves.append(mean_line(scheme, (r.series.get("validation", ()) for r in best)))
             by_rate = sorted(grouped(same, lambda r: float(r.config["rate"])).items())
             sweeps.append(
                 Line(scheme, tuple((rate, Spread.of(r.results["last"] for r in part).mean) for rate, part in by_rate))
@@ -158,14 +155,6 @@ def figures(runs: "Sequence[Run]") -> list[Figure]:
 
 def _cell(run: "Run") -> tuple[str, int]:
     return str(run.config["scheme"]), int(run.config["width"])
-
-
-def _best_of(runs: "Sequence[Run]") -> "tuple[float, Spread, list[Run]]":
-    """The rate of the least mean loss; a rate at which a seed diverged comes last."""
-    by_rate = grouped(runs, lambda r: float(r.config["rate"]))
-    losses = {rate: Spread.of(r.results["last"] for r in same) for rate, same in by_rate.items()}
-    best = min(losses, key=lambda rate: (math.isnan(losses[rate].mean), losses[rate].mean))
-    return best, losses[best], by_rate[best]
 
 
 def _mean(runs: "Sequence[Run]", name: str) -> float | None:

@@ -7,10 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tiebeam.errors import RangeError
-from tiebeam.zoo.torch.config import MiniGPTConfig
-
-ROTARY_BASE = 10_000.0
-"""Su et al. 2021, RoFormer, section 3.2.2."""
+from tiebeam.zoo.minigpt import NORM_EPSILON, ROTARY_BASE, MiniGPTConfig
 
 
 class Rotation(NamedTuple):
@@ -142,9 +139,9 @@ class Block(nn.Module):
 
     def __init__(self, config: MiniGPTConfig) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(config.width)
+        self.attention_norm = nn.LayerNorm(config.width, eps=NORM_EPSILON)
         self.attention = Attention(config)
-        self.feed_forward_norm = nn.LayerNorm(config.width)
+        self.feed_forward_norm = nn.LayerNorm(config.width, eps=NORM_EPSILON)
         self.feed_forward = FeedForward(config)
         self.drop = nn.Dropout(config.dropout)
 

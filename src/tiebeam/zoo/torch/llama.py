@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tiebeam.errors import RangeError
-from tiebeam.zoo.torch.blocks import ROTARY_BASE
+from tiebeam.zoo.minigpt import ROTARY_BASE
 
 EPS = 1e-5
 

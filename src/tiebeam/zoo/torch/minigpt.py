@@ -1,6 +1,5 @@
 """MiniGPT: a small pre-norm GPT whose lookup and readout are, when tied, one parameter."""
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -9,13 +8,11 @@ from torch import Tensor, nn
 
 from tiebeam.blocks.readout_loss.torch.call import readout_loss
 from tiebeam.errors import InputError, RangeError, ShapeError
+from tiebeam.zoo.minigpt import IGNORED_TARGET, NORM_EPSILON, MiniGPTConfig, Positions
 from tiebeam.zoo.torch.blocks import Block, KVCache, Rotation
-from tiebeam.zoo.torch.config import EMBEDDING_DEFAULT_STD, MiniGPTConfig, Positions
 from tiebeam.zoo.torch.sampling import Sampling
 
 __all__ = ["MiniGPT", "MiniGPTConfig"]
-
-IGNORED_TARGET = -100
 
 
 class MiniGPT(nn.Module):
@@ -46,7 +43,7 @@ class MiniGPT(nn.Module):
         self.positions = nn.Embedding(config.block_size, config.width) if config.positions == "learned" else None
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = nn.LayerNorm(config.width)
+        self.norm = nn.LayerNorm(config.width, eps=NORM_EPSILON)
         self.head = nn.Linear(config.width, config.vocab, bias=False)
         self.retie()
         self.reset_parameters(generator)
@@ -96,26 +93,19 @@ class MiniGPT(nn.Module):
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw every weight anew by the config: blocks first, so that they are the same for every table."""
         config = self.config
-        residual = math.sqrt(2 * max(config.layers, 1))
         for name, module in self.named_modules():
             if isinstance(module, nn.LayerNorm):
                 module.reset_parameters()
             elif isinstance(module, nn.Linear) and module is not self.head:
-                std = self._linear_std(module)
-                std /= residual if name.endswith("project") else 1.0
+                std = config.linear_std(module.in_features, writes=name.endswith("project"))
                 module.weight.normal_(0.0, std, generator=generator)
                 if module.bias is not None:
                     module.bias.zero_()
         if self.positions is not None:
             self.positions.weight.normal_(0.0, config.position_std, generator=generator)
-        table_std = EMBEDDING_DEFAULT_STD if config.table_std is None else config.table_std
-        self.embed.weight.normal_(0.0, table_std, generator=generator)
+        self.embed.weight.normal_(0.0, config.lookup_std, generator=generator)
         if not config.tie:
-            std = self._linear_std(self.head) if config.readout_std is None else config.readout_std
-            self.head.weight.normal_(0.0, std, generator=generator)
-
-    def _linear_std(self, layer: nn.Linear) -> float:
-        return float(layer.in_features**-0.5) if self.config.std is None else self.config.std
+            self.head.weight.normal_(0.0, config.own_readout_std, generator=generator)
 
     def forward(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
         """Return the logits of the next token at every position.
@@ -141,7 +131,7 @@ class MiniGPT(nn.Module):
         if cache is not None:
             cache.check_room(tokens)
             first = cache.length
-        x = _scaled(self._lookup(ids), self.config.lookup_factor)
+        x = self._lookup(ids)
         if self.positions is not None:
             x = x + self.positions.weight[first : first + tokens]
         rotation = None
@@ -253,7 +243,7 @@ class MiniGPT(nn.Module):
 
     def _lookup(self, ids: Tensor) -> Tensor:
         try:
-            return self.embed(ids)  # type: ignore[no-any-return]
+            return _scaled(self.embed(ids), self.config.lookup_factor)
         except IndexError as error:  # costs nothing where all is well, and nothing waits for a device
             raise self._outside("ids", ids) from error
 

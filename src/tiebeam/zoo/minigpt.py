@@ -1,13 +1,30 @@
-"""What a MiniGPT is made of: sizes, factors and stds, checked once when they are written down."""
+"""What a MiniGPT is made of, whatever framework it is in: sizes, factors, stds, and the names of its weights.
+
+Weights go from one framework to another as NumPy arrays under the names and shapes that they have in PyTorch:
+`embed.weight`, `blocks.0.attention.qkv.weight`, ...; a tied readout has none of its own.
+"""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from tiebeam.errors import RangeError
+import numpy as np
+import numpy.typing as npt
+
+from tiebeam.errors import InputError, RangeError, ShapeError
 from tiebeam.zoo.schemes import scheme
 
 Positions = Literal["learned", "rotary", "none"]
+
+Weights = dict[str, npt.NDArray[np.float32]]
+"""Arrays by name; those of linear layers are (fan out, fan in)."""
+
+NORM_EPSILON = 1e-5
+ROTARY_BASE = 10_000.0
+"""Su et al. 2021, RoFormer, section 3.2.2."""
+
+IGNORED_TARGET = -100
 
 EMBEDDING_DEFAULT_STD = 1.0
 """What `nn.Embedding` draws with when nobody says otherwise."""
@@ -102,6 +119,30 @@ class MiniGPTConfig:
         """Width of the feed-forward layer."""
         return 4 * self.width if self.hidden is None else self.hidden
 
+    def linear_std(self, fan_in: int, *, writes: bool = False) -> float:
+        """Std of the weights of a linear layer.
+
+        Args:
+            fan_in: How many inputs it sums over.
+            writes: Whether what it returns is added to the stream.
+
+        Example:
+            >>> MiniGPTConfig(vocab=9, width=16, layers=2, heads=2, block_size=8).linear_std(16, writes=True)
+            0.125
+        """
+        std = fan_in**-0.5 if self.std is None else self.std
+        return float(std / math.sqrt(2 * max(self.layers, 1))) if writes else float(std)
+
+    @property
+    def lookup_std(self) -> float:
+        """Std of the table that is looked up."""
+        return EMBEDDING_DEFAULT_STD if self.table_std is None else self.table_std
+
+    @property
+    def own_readout_std(self) -> float:
+        """Std of the readout's own table, where `tie` is False."""
+        return self.linear_std(self.width) if self.readout_std is None else self.readout_std
+
     @classmethod
     def from_scheme(
         cls,
@@ -146,6 +187,31 @@ class MiniGPTConfig:
             table_std=chosen.table_std(width),
             readout_std=None if chosen.readout_std is None else chosen.readout_std(width),
         )
+
+
+def check_weights(given: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise where the shapes of some weights are not those of a model.
+
+    Args:
+        given: By name.
+        wanted: Likewise.
+
+    Raises:
+        InputError: One is missing, or the model has none of that name.
+        ShapeError: One does not fit.
+    """
+    missing, more = sorted(set(wanted) - set(given)), sorted(set(given) - set(wanted))
+    if missing or more:
+        raise InputError(
+            "the weights are of another MiniGPT",
+            got="; ".join(
+                f"{what}: {', '.join(names)}" for what, names in (("missing", missing), ("unknown", more)) if names
+            ),
+            hint="the config must be that of the model that they come from",
+        )
+    for name, shape in wanted.items():
+        if given[name] != shape:
+            raise ShapeError(f"weight '{name}' does not fit the MiniGPT", got=str(given[name]), expected=str(shape))
 
 
 def _at_least(name: str, value: object, least: int) -> None:
