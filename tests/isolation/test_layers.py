@@ -75,7 +75,11 @@ def backends() -> list[str]:
     return sorted({*folders} - {SHARED})
 
 
-@pytest.mark.parametrize("path", sources("core", "ir.py", f"backends/{SHARED}", "backends/tables.py"), ids=lambda p: str(p.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path",
+    sources("core", "ir.py", f"backends/{SHARED}", "backends/tables.py"),
+    ids=lambda p: str(p.relative_to(PACKAGE)),
+)
 def test_the_rules_and_what_backends_share_import_numpy_alone(path: Path) -> None:
     assert not strangers(path.read_text(encoding="utf-8"), {"numpy"})
 
