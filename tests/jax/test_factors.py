@@ -76,6 +76,15 @@ def test_a_number_for_every_position_is_no_factor() -> None:
 LOOP = "it comes from a loop that multiplies what it carries"
 
 
+def test_bits_that_are_read_as_another_dtype_carry_no_factor_on() -> None:
+    def noted(h: jax.Array) -> jax.Array:
+        return lax.bitcast_convert_type(lax.bitcast_convert_type(h * 2, jnp.uint8), jnp.float32)
+
+    assert seen(lambda h: h * 3 + 0 * noted(h)).lookup_factor is None
+    with_bits = seen(read=lambda h, table: (h @ table.T) + 0 * noted(h @ table.T))
+    assert (with_bits.lookup_factor, with_bits.readout_factor) == (1.0, None)
+
+
 def test_a_loop_of_a_number_of_rounds_that_is_an_input_has_no_factor() -> None:
     table = seen(lambda h, n: lax.fori_loop(0, n, lambda _, h: h * 2, h), inputs=(IDS, jnp.int32(3)))
     assert table.lookup_factor is None

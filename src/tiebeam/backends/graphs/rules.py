@@ -34,6 +34,12 @@ def negated(low: Low, at: Step) -> None:
     low.elementwise(at, Op.MUL, [at.inputs[0], low.number(-1.0, low.drafts[at.inputs[0]].dtype)])
 
 
+def bits_read_anew(low: Low, at: Step) -> None:
+    """Bits read as another dtype: a narrower one adds a last axis, a wider one takes the last axis up."""
+    rank, made = len(low.shape(at.inputs[0])), len(low.shape(at.outputs[0]))
+    low.emit(at, Op.POINTWISE, at.inputs, [tuple(i if i < rank else -1 for i in range(made))])
+
+
 def bounded(low: Low, at: Step) -> None:
     """`max` and `min` with 0 or an epsilon keep the degree; with another number they do not."""
     numbers = [n for v in at.inputs if (n := low.uniform(v)) is not None]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tiebeam.backends.graphs.axes import identity, regrouped, with_new, without
-from tiebeam.backends.graphs.rules import arithmetic, bounded, chosen, negated, spread_from_one
+from tiebeam.backends.graphs.rules import arithmetic, bits_read_anew, bounded, chosen, negated, spread_from_one
 from tiebeam.backends.jax.axes import spread
 from tiebeam.backends.jax.indexing import dynamic_slice, gather
 from tiebeam.backends.jax.lower import Equation, Lowering
@@ -24,7 +24,7 @@ POINTWISE = frozenset(
     "exp exp2 expm1 log log1p sin cos tan asin acos atan sinh cosh asinh acosh atanh atan2 erf erfc erf_inv lgamma "
     "digamma floor ceil round is_finite not and or xor eq ne lt le gt ge rem nextafter shift_left "
     "shift_right_logical shift_right_arithmetic population_count clz clamp real imag conj complex "
-    "bitcast_convert_type eq_to lt_to le_to regularized_incomplete_beta igamma igammac polygamma bessel_i0e".split()
+    "eq_to lt_to le_to regularized_incomplete_beta igamma igammac polygamma bessel_i0e".split()
 )
 SAME = frozenset(
     "convert_element_type copy copy_p reduce_precision sharding_constraint mesh_cast reshard optimization_barrier "
@@ -228,6 +228,7 @@ UPDATES = (
 
 RULES: dict[str, Rule] = {
     "add": arithmetic(Op.ADD),
+    "bitcast_convert_type": bits_read_anew,
     "add_any": arithmetic(Op.ADD),
     "sub": arithmetic(Op.SUB),
     "mul": arithmetic(Op.MUL),

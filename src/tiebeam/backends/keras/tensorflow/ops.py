@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tiebeam.backends.graphs.axes import identity, without
-from tiebeam.backends.graphs.rules import arithmetic, bounded, chosen, negated
+from tiebeam.backends.graphs.rules import arithmetic, bits_read_anew, bounded, chosen, negated
 from tiebeam.backends.keras.tensorflow import layout
 from tiebeam.backends.keras.tensorflow.axes import broadcast, einsum
 from tiebeam.backends.keras.tensorflow.calls import branches, loop
@@ -30,7 +30,7 @@ POINTWISE = frozenset(
     "Floor Ceil Round Rint Relu6 Elu Selu Softplus Softsign Xlogy Xdivy Xlog1py ClipByValue Polygamma Zeta Igamma "
     "Igammac Betainc Ndtri BesselI0e BesselI1e Equal NotEqual Less LessEqual Greater GreaterEqual ApproximateEqual "
     "LogicalAnd LogicalOr LogicalNot BitwiseAnd BitwiseOr BitwiseXor Invert LeftShift RightShift PopulationCount "
-    "FloorDiv FloorMod Mod TruncateDiv TruncateMod NextAfter Real Imag Conj Complex ComplexAbs Angle Bitcast "
+    "FloorDiv FloorMod Mod TruncateDiv TruncateMod NextAfter Real Imag Conj Complex ComplexAbs Angle "
     "FakeQuantWithMinMaxVars FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVarsPerChannel QuantizeAndDequantizeV2 "
     "QuantizeAndDequantizeV3 QuantizeAndDequantizeV4".split()
 )
@@ -243,6 +243,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Div", "RealDiv", "DivNoNan"), arithmetic(Op.DIV)),
     **dict.fromkeys(("AddN", "AccumulateNV2"), _sum_of_many),
     "Neg": negated,
+    "Bitcast": bits_read_anew,
     "SquaredDifference": _squared_difference,
     **dict.fromkeys(("BiasAdd", "BiasAddV1"), _bias),
     "Pow": _power,
