@@ -33,6 +33,7 @@ def test_a_sweep_is_run_shown_drawn_and_exported(run, here):
     first = run(*RUN)
     assert first.code == 0
     assert "Rank of the log-probabilities" in first.out
+    assert "shows that it runs, and nothing else" in first.out
     assert first.out.splitlines()[-1] == "tiebeam experiment run rank --profile smoke"
     again = json.loads(run(*RUN, "--format", "json").out)
     assert again["outcomes"] == {"finished": 0, "diverged": 0, "failed": 0, "skipped": 6}

@@ -154,6 +154,7 @@ def _as_text(experiment: Experiment, sweep: Sweep, missing: int, there: int, tab
 
     parts = wrapped(f"{experiment.name}: {experiment.claim}", f"after {experiment.source}")
     parts += wrapped(_left(missing, there)) if missing else []
+    parts += wrapped("profile smoke: shows that it runs, and nothing else") if sweep.profile == "smoke" else []
     for table in tables:
         parts += [*wrapped(table.title), _grid(table, width), *wrapped(*table.notes)]
     return "\n".join([*parts, sweep.command])
@@ -162,7 +163,8 @@ def _as_text(experiment: Experiment, sweep: Sweep, missing: int, there: int, tab
 def _grid(table: Table, room: int) -> str:
     """Cells whole: where there is no room the heads are stacked, and a grid that is wider still stays so."""
     head, *rows = table.written()
-    for names in (head, [name.replace(" ", "\n") for name in head]):
+    widths = [max(map(len, (*cells, *name.split()))) for name, *cells in zip(head, *rows, strict=True)]
+    for names in (head, [textwrap.fill(name, width) for name, width in zip(head, widths, strict=True)]):
         grid = Grid()
         for i, name in enumerate(names):
             grid.add_column(escape(name), justify="right" if i else "left", no_wrap=True)
