@@ -106,6 +106,11 @@ def test_what_no_library_builds_goes_by_a_formula_that_is_named() -> None:
     assert (unknown.tied, unknown.saved) == (None, 1600)
 
 
+def test_a_config_that_transformers_knows_and_cannot_build_says_so_first() -> None:
+    with pytest.raises(TargetError, match=r"^transformers cannot build .*\n  got: ValueError.*num_heads"):
+        tiebeam.advise({"model_type": "gpt2", "n_embd": 33, "n_head": 2})
+
+
 def test_a_table_padded_or_factorised_by_its_own_size() -> None:
     padded = tiebeam.advise({"vocab_size": 100, "embedding_size": 128, "d_model": 16, "n_layers": 2})
     factorised = tiebeam.advise({"vocab_size": 100, "embedding_size": 4, "d_model": 16, "n_layers": 2})

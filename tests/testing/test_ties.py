@@ -96,6 +96,7 @@ def test_what_there_is_can_be_listed() -> None:
 
 def test_the_plugin_loads_no_framework() -> None:
     """It is imported at every start of pytest where tiebeam is installed."""
-    code = "import sys, tiebeam.testing.plugin\nprint([m for m in ('torch', 'jax', 'keras') if m in sys.modules])"
+    code = "import sys, tiebeam\ntiebeam.testing.assert_tied\nimport tiebeam.testing.plugin\n"
+    code += "print([m for m in ('torch', 'jax', 'keras') if m in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"

@@ -212,7 +212,9 @@ def _of_config(data: Mapping[str, Any], where: str, vocab: int | None) -> Counte
         try:
             counted = sizes_of(data, where, vocab=vocab)
         except TargetError as unsaid:
-            raise TargetError(unsaid.what, got=unsaid.got, expected=unsaid.expected, hint=why) from refused
+            both = "; ".join(filter(None, (refused.got, unsaid.got)))
+            what = f"{refused.what}, and {unsaid.what}"
+            raise TargetError(what, got=both, expected=unsaid.expected) from refused
     return replace(counted, notes=(*counted.notes, f"not built: {why}"))
 
 
