@@ -16,6 +16,7 @@ from tiebeam import reports as reports
 
 if TYPE_CHECKING:
     from tiebeam import checkpoints as checkpoints
+    from tiebeam import testing as testing
     from tiebeam.api import (
         Watch,
         advise,
@@ -137,7 +138,7 @@ _HOMES = {
 }
 # One module for each framework that someone builds in; they import it.
 _FRAMEWORKS = ("equinox", "jax", "keras", "linen", "nnx", "torch")
-_PARTS = ("checkpoints",)
+_PARTS = ("checkpoints", "testing")
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 

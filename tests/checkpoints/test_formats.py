@@ -83,6 +83,12 @@ def test_a_state_dict_rebuilt_from_an_optimizer_lacks_the_alias(tmp_path: Path) 
     assert [f.code for f in found.findings] == ["readout-missing"]
 
 
+def test_a_config_is_told_from_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="a config holds no weights: give its folder"):
+        inspect(tmp_path / "config.json")
+
+
 def test_an_old_pickle_is_refused_and_says_why(tmp_path: Path) -> None:
     torch.save(LM(True).state_dict(), tmp_path / "m.pt", _use_new_zipfile_serialization=False)
     with pytest.raises(CheckpointError, match="bare pickle"):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tiebeam.checkpoints import inspect, open_archive
+from tiebeam.keras import TiedEmbedding
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Keras's own saving
 
@@ -69,6 +70,14 @@ def test_the_config_inside_a_keras_archive_says_whether_it_is_tied(tmp_path: Pat
     assert found.elements == model.count_params()
     values = open_archive(tmp_path / "m.keras").entries["layers/reversible_embedding/vars/0"].values()
     assert np.array_equal(values, model.get_weights()[0])
+
+
+def test_the_block_of_tiebeam_is_known_to_be_tied(tmp_path: Path) -> None:
+    ids = keras.Input((None,), dtype="int32")
+    layer = TiedEmbedding(60, 16)
+    keras.Model(ids, layer(layer(ids), reverse=True)).save(tmp_path / "m.keras")
+    found = inspect(tmp_path / "m.keras")
+    assert (found.state, found.declared, found.findings) == ("omitted", True, ())
 
 
 def test_a_trained_models_optimizer_is_no_part_of_it(tmp_path: Path) -> None:

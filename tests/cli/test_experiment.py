@@ -25,7 +25,7 @@ def test_the_list_names_every_experiment(run):
     found = json.loads(run("experiment", "list", "--format", "json").out)
     assert [each["name"] for each in found] == list(EXPERIMENTS)
     for each in found:
-        assert f"{each['name']}\n    {each['claim']}\n" in shown.out
+        assert f"{each['name']} {each['claim']} after {each['source']} paper" in " ".join(shown.out.split())
         assert all(each["profiles"][profile]["runs"] > 0 for profile in ("paper", "laptop", "smoke"))
 
 
@@ -33,6 +33,7 @@ def test_a_sweep_is_run_shown_drawn_and_exported(run, here):
     first = run(*RUN)
     assert first.code == 0
     assert "Rank of the log-probabilities" in first.out
+    assert "shows that it runs, and nothing else" in first.out
     assert first.out.splitlines()[-1] == "tiebeam experiment run rank --profile smoke"
     again = json.loads(run(*RUN, "--format", "json").out)
     assert again["outcomes"] == {"finished": 0, "diverged": 0, "failed": 0, "skipped": 6}
@@ -46,6 +47,20 @@ def test_a_sweep_is_run_shown_drawn_and_exported(run, here):
     assert run("experiment", "export", "rank", "-o", "x.csv").code == 0
     assert (here / "x.csv").read_text().count("\n") == 7
     assert run("experiment", "plot", "rank").out == "nothing to draw\n"
+
+
+def test_what_is_printed_fits_a_terminal_and_cells_stay_whole(run, here, monkeypatch):
+    assert run(*RUN).code == 0
+    found = {}
+    for columns in (30, 50, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        words = [run("experiment", *words).out.splitlines() for words in (["list"], ["show", "rank"])]
+        found[columns] = words[1]
+        assert all(len(line) <= columns for line in words[0])
+        assert columns == 30 or all(len(line) <= columns for line in words[1])
+    cells = {c: [line for line in lines if line.startswith("│")] for c, lines in found.items()}
+    assert [line.replace(" ", "") for line in cells[30]] == [line.replace(" ", "") for line in cells[200]]
+    assert cells[30] == cells[50] != cells[200]
 
 
 def test_settings_change_what_is_run_and_stand_in_the_command(run, here):

@@ -59,6 +59,7 @@ def test_a_hugging_face_model_has_the_same_loss_and_gradients_without_its_logits
     torch.testing.assert_close(found, want)
     torch.testing.assert_close(gradients(model, **inputs), want, rtol=0, atol=0)
     assert in_use.tally.losses == 1  # undone
+    assert repr(in_use) == f"ReadoutLossInUse({in_use.tally}, removed)"
 
 
 def test_a_number_of_items_divides_the_sum_as_the_trainer_wants_it():

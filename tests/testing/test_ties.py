@@ -15,6 +15,7 @@ from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel
 
 import tiebeam
+import tiebeam.testing
 from tiebeam.testing import assert_survives, assert_tied
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,10 +86,17 @@ def test_the_plugin_hands_both_to_a_test_that_imports_nothing(tmp_path: Path) ->
     assert "2 failed, 2 passed" in ran.stdout, ran.stdout + ran.stderr
     assert "LM is not tied" in ran.stdout
     assert "no longer one parameter" in ran.stdout
+    assert "raise TieBroken" not in ran.stdout  # the lines of the test, and not ours
+    assert "raise _broken" not in ran.stdout
+
+
+def test_what_there_is_can_be_listed() -> None:
+    assert {"assert_tied", "assert_survives", "BackendContract"} <= set(dir(tiebeam.testing))
 
 
 def test_the_plugin_loads_no_framework() -> None:
     """It is imported at every start of pytest where tiebeam is installed."""
-    code = "import sys, tiebeam.testing.plugin\nprint([m for m in ('torch', 'jax', 'keras') if m in sys.modules])"
+    code = "import sys, tiebeam\ntiebeam.testing.assert_tied\nimport tiebeam.testing.plugin\n"
+    code += "print([m for m in ('torch', 'jax', 'keras') if m in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"

@@ -119,6 +119,7 @@ def test_both_versions_and_both_kinds_of_file_become_what_they_say(tmp_path: Pat
     ("content", "complaint"),
     [
         (b"", "is no llama2.c file"),
+        (b"\x00\x01\x02\x03" * 20, r"taken for the last"),
         (b"\0" * 27, "is no llama2.c file"),
         (struct.pack("<7i", 8, 12, 2, 3, 1, 20, 6), "sizes of a transformer"),
         (struct.pack("<7i", 8, 12, 2, 2, 0, 20, 6), "sizes of a transformer"),

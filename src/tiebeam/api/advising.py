@@ -94,7 +94,8 @@ def _given(vocab: int | None, width: int | None, layers: int | None, body: int |
             "sizes to advise on",
             got=", ".join(f"{k}={v}" for k, v in given.items() if v is not None) or "none",
             expected="vocab, width, and one of layers and body",
-            hint="layers=0 counts the two tables alone; a config says it all by itself",
+            hint="a config, a folder or a model type (tiebeam advise gpt2) says it all by itself; "
+            "layers=0 counts the two tables alone",
         )
     if layers is None:
         return Counted(vocab, width, body)
@@ -211,7 +212,9 @@ def _of_config(data: Mapping[str, Any], where: str, vocab: int | None) -> Counte
         try:
             counted = sizes_of(data, where, vocab=vocab)
         except TargetError as unsaid:
-            raise TargetError(unsaid.what, got=unsaid.got, expected=unsaid.expected, hint=why) from refused
+            both = "; ".join(filter(None, (refused.got, unsaid.got)))
+            what = f"{refused.what}, and {unsaid.what}"
+            raise TargetError(what, got=both, expected=unsaid.expected) from refused
     return replace(counted, notes=(*counted.notes, f"not built: {why}"))
 
 

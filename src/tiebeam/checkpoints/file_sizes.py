@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from tiebeam.checkpoints.archive import Archive, Entry
 from tiebeam.checkpoints.families import Tying
 from tiebeam.checkpoints.judging import roles_in, tying_in
+from tiebeam.checkpoints.llama2c import NO_PARAMETERS
 from tiebeam.core.advice import BITS, Counted, Now
 from tiebeam.errors import TargetError
 
@@ -80,6 +81,8 @@ def count_archive(archive: Archive, what: str) -> Counted:
         turned = readout[1] == rows or readout[0] == columns
         rows, columns = readout[::-1] if turned and rows != readout[0] and columns != readout[1] else readout
     total, _ = archive.held()
+    if archive.format == "llama2.c":
+        total -= sum(archive.entries[name].elements for name in NO_PARAMETERS if name in archive.entries)
     one = ends.now == "tied" and ends.both
     tables = rows * columns if one or len(held) == 1 else sum(a * b for a, b in held)
     return Counted(

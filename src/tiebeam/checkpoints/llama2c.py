@@ -21,6 +21,15 @@ _MOST, _LAYERS = 2**28, 4096
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
+NO_PARAMETERS = ("freq_cis_real", "freq_cis_imag")
+"""Tables of the rotation that the legacy format holds: run.c computes them and skips these."""
+
+_OTHERS = (
+    "tiebeam reads safetensors, PyTorch, GGUF, Keras, npz and llama2.c; a .bin without the mark of another "
+    "is taken for the last of them"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """What a file says of itself.
@@ -68,7 +77,7 @@ def read_header(path: Path) -> Header:
     except OSError as e:
         raise CheckpointError(f"'{path}' cannot be read", got=str(e)) from e
     if len(head) < _LEGACY:
-        raise CheckpointError(f"'{path}' is no llama2.c file", got=f"{size} bytes")
+        raise CheckpointError(f"'{path}' is no llama2.c file", got=f"{size} bytes", hint=_OTHERS)
     legacy = struct.unpack_from("<I", head)[0] != MAGIC
     if not legacy and (len(head) < _HEADER or struct.unpack_from("<i", head, 4)[0] != 1):
         raise CheckpointError(
@@ -132,8 +141,8 @@ def layout(config: Mapping[str, int], *, tied: bool, legacy: bool) -> Shapes:
     head: Shapes = () if tied else (("wcls", (v, d)),)
     if not legacy:
         return (before, between, last, table, *attention, *forward, *head)
-    turns = (config["seq_len"], each // 2)  # of the rotation, which run.c computes and skips
-    unused = [("freq_cis_real", turns), ("freq_cis_imag", turns)]
+    turns = (config["seq_len"], each // 2)
+    unused = [(name, turns) for name in NO_PARAMETERS]
     return (table, before, *attention, between, *forward, last, *unused, *head)
 
 
@@ -141,4 +150,6 @@ def _check(path: Path, config: Mapping[str, int]) -> None:
     sizes = all(0 < n < _MOST for n in config.values()) and config["n_layers"] <= _LAYERS
     if not sizes or config["dim"] % config["n_heads"] or config["n_heads"] % config["n_kv_heads"]:
         said = ", ".join(f"{k} {v}" for k, v in config.items())
-        raise CheckpointError(f"'{path}' is no llama2.c file", got=said, expected="sizes of a transformer")
+        raise CheckpointError(
+            f"'{path}' is no llama2.c file", got=said, expected="sizes of a transformer", hint=_OTHERS
+        )

@@ -132,6 +132,7 @@ def _kind(path: Path) -> str:
         f"'{path}' is in no format that tiebeam reads",
         got=f"a file that begins with {start[:8]!r}",
         expected="safetensors, PyTorch, GGUF, Keras, npz or llama2.c",
+        hint="a config holds no weights: give its folder, or ask tiebeam advise" if path.name == "config.json" else "",
     )
 
 

@@ -1,6 +1,7 @@
 """What the experiment commands print: the catalogue, progress, tables, where pictures went."""
 
 import json
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from tiebeam.experiments.sweep import last_runs
 from tiebeam.experiments.tables import Table
 from tiebeam.reports.jsontext import portable
 
+_WIDEST = 1000  # columns, to measure in
 _FOREIGN = frozenset({"data", "precision", "seed"})  # parts of a config that do not tell runs of a sweep apart
 
 
@@ -30,10 +32,12 @@ def catalogue(*, as_json: bool) -> str:
     """Every experiment of the catalogue."""
     if as_json:
         return _json([_described(e) for e in EXPERIMENTS.values()])
-    lines = []
+    lines, width = [], Console().width
     for e in EXPERIMENTS.values():
         sizes = ", ".join(f"{profile} {len(e.runs(e.profiles[profile]))} runs" for profile in e.profiles)
-        lines += [e.name, f"    {e.claim}", f"    after {e.source}", f"    {sizes}"]
+        lines.append(e.name)
+        for text in (e.claim, f"after {e.source}", sizes):
+            lines += textwrap.wrap(text, width, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(lines)
 
 
@@ -143,23 +147,35 @@ def _as_dict(
 
 
 def _as_text(experiment: Experiment, sweep: Sweep, missing: int, there: int, tables: Sequence[Table]) -> str:
-    console = Console(highlight=False, width=max(Console().width, 120), record=False)
+    width = Console().width
+
+    def wrapped(*texts: str) -> list[str]:
+        return [line for text in texts for line in textwrap.wrap(text, width)]
+
+    parts = wrapped(f"{experiment.name}: {experiment.claim}", f"after {experiment.source}")
+    parts += wrapped(_left(missing, there)) if missing else []
+    parts += wrapped("profile smoke: shows that it runs, and nothing else") if sweep.profile == "smoke" else []
+    for table in tables:
+        parts += [*wrapped(table.title), _grid(table, width), *wrapped(*table.notes)]
+    return "\n".join([*parts, sweep.command])
+
+
+def _grid(table: Table, room: int) -> str:
+    """Cells whole: where there is no room the heads are stacked, and a grid that is wider still stays so."""
+    head, *rows = table.written()
+    widths = [max(map(len, (*cells, *name.split()))) for name, *cells in zip(head, *rows, strict=True)]
+    for names in (head, [textwrap.fill(name, width) for name, width in zip(head, widths, strict=True)]):
+        grid = Grid()
+        for i, name in enumerate(names):
+            grid.add_column(escape(name), justify="right" if i else "left", no_wrap=True)
+        for row in rows:
+            grid.add_row(*map(escape, row))
+        width = Console(width=_WIDEST).measure(grid).maximum
+        if width <= room:
+            break
+    console = Console(highlight=False, width=width)
     with console.capture() as captured:
-        console.print(f"{experiment.name}: {experiment.claim}", markup=False)
-        console.print(f"after {experiment.source}", markup=False)
-        if missing:
-            console.print(_left(missing, there), markup=False)
-        for table in tables:
-            head, *rows = table.written()
-            grid = Grid(title=escape(table.title), title_justify="left")
-            for i, name in enumerate(head):
-                grid.add_column(escape(name), justify="right" if i else "left")
-            for row in rows:
-                grid.add_row(*map(escape, row))
-            console.print(grid)
-            for line in table.notes:
-                console.print(line, markup=False)
-        console.print(sweep.command, markup=False, soft_wrap=True)
+        console.print(grid)
     return captured.get().rstrip("\n")
 
 

@@ -1,5 +1,6 @@
 """Models from Hugging Face configs: transformers' own classes, never a repository's code or a pickle."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ def from_path(path: Path, *, meta: bool, seed: int) -> Target:
             f"'{path}' is no file that tiebeam builds a model from",
             got=path.suffix or "no suffix",
             expected="config.json, or model.safetensors beside one; pickled weights are never loaded",
+            hint=f"tiebeam checkpoint {shlex.quote(str(path))} looks at a file of weights by itself",
         )
     if not file.is_file():
         raise TargetError(

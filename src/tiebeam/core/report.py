@@ -91,6 +91,7 @@ class Report:
             UnhealthyTie: With every such finding, its place and its fix.
             RangeError: `ignore` names a code that no finding has.
         """
+        __tracebackhide__ = True  # pytest shows the line of the test
         from tiebeam.core.mending import need_mending  # the catalogue of codes is made of this module's words
 
         bad = need_mending(self.findings, ignore)

@@ -26,6 +26,10 @@ _HOMES = {
 _NEEDED = ("pytest", "hypothesis", "jsonschema")
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, "BackendContract", "Refusal"})
+
+
 def __getattr__(name: str) -> object:
     from importlib import import_module
 

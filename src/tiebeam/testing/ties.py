@@ -28,6 +28,7 @@ def assert_tied(model: Any, inputs: Any = None, *, params: Any = None) -> None:
           expected: one parameter that is looked up and read out
         Hint: tiebeam.tie(model, inputs)
     """
+    __tracebackhide__ = True  # pytest shows the line of the test
     report = tiebeam.inspect(model, inputs, params=params)
     if all(t.state != "tied" for t in report.tables):
         raise TieBroken(
@@ -63,6 +64,7 @@ def assert_survives(model: Any, operation: Callable[[Any], Any], inputs: Any = N
         Traceback (most recent call last):
         tiebeam.errors.TieBroken: '1.weight' and '0.weight' of Sequential are no longer one parameter, since ...
     """
+    __tracebackhide__ = True  # pytest shows the line of the test
     guard = tiebeam.guard(model, inputs)
     with guard:
         result = operation(model)

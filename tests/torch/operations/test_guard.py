@@ -80,6 +80,7 @@ def test_loading_by_assignment_parts_it_and_the_loaded_end_counts() -> None:
     state = {k: v.clone() for k, v in model.state_dict().items()}
     error = broken(model, lambda: model.load_state_dict(state, assign=True))
     assert "load_state_dict(state, assign=True)" in str(error)
+    assert "equal in every entry" in str(error)
     optimizer = torch.optim.Adam(model.parameters())
     assert tiebeam.retie(model, [TIE], optimizer=optimizer).tables == (TIE,)
     assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters()]

@@ -38,6 +38,9 @@ class ReadoutLossInUse:
                 _set(module, forward)
         self._before.clear()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.tally}, {'in use' if self._before else 'removed'})"
+
     def __enter__(self) -> Self:
         return self
 

@@ -15,6 +15,7 @@ CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 _MOST_CONFIG = 8 * 2**20
 _MOST_OBJECTS = 200_000
 _TYING_LAYERS = ("ReversibleEmbedding",)
+_TYING_REGISTERED = ("tiebeam>TiedEmbedding",)  # a class of that name from elsewhere says nothing
 
 
 def read(path: Path) -> Archive:
@@ -46,7 +47,8 @@ def _declares(config: Mapping[str, Any]) -> bool | None:
         item = stack.pop()
         if isinstance(item, dict):
             inner = item.get("config")
-            if item.get("class_name") in _TYING_LAYERS and isinstance(inner, dict):
+            ties = item.get("class_name") in _TYING_LAYERS or item.get("registered_name") in _TYING_REGISTERED
+            if ties and isinstance(inner, dict):
                 said.add(bool(inner.get("tie_weights", True)))
             stack += item.values()
         elif isinstance(item, list):

@@ -79,6 +79,7 @@ class TorchGuard:
         Raises:
             TieBroken: With the names, and the call that did it where it was seen.
         """
+        __tracebackhide__ = True  # pytest shows the line of the test
         target = self.model if model is None else model
         names = list(all_parameters(target))
         culprit = self.culprit if model is None else None
@@ -122,6 +123,7 @@ class TorchGuard:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        __tracebackhide__ = True
         self._entered -= 1
         if not self._entered:
             self.stop()
@@ -270,4 +272,5 @@ def _apart(a: torch.Tensor | None, b: torch.Tensor | None) -> str:
         return ""
     if a.untyped_storage()._cdata == b.untyped_storage()._cdata:
         return ", two parameters on one storage"
-    return f", entries up to {float((a.detach().double() - b.detach().double()).abs().max()):.3g} apart"
+    gap = float((a.detach().double() - b.detach().double()).abs().max())
+    return f", entries up to {gap:.3g} apart" if gap else ", equal in every entry"
