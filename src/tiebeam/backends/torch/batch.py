@@ -137,7 +137,7 @@ class BatchRecorder(Recorder):
     def _hold(self, waiting: Waiting, out: Any) -> None:
         """Keep a result of the residual stream; of those that wait only as many as `Measures` holds."""
         first = self.measures.of_stream(out)
-        if first is None:
+        if first is None or _alias(waiting):  # what is no step of the stream takes no step's place
             return
         waiting.stream = first
         self._stream.append(waiting)
@@ -178,3 +178,12 @@ class BatchRecorder(Recorder):
         self.records.append(record)
         if w.stream is not None:
             self.measures.flow(outputs[0], w.stream)
+
+
+def _alias(w: Waiting) -> bool:
+    """Whether what an operation made lies where something lay that it read."""
+    read = [ref.value for ref in w.read]
+    places = [v for v in read if type(v) is not int]
+    return all(
+        storage.fresh(g) in read or any(storage is s and g == p for s, p in places) for storage, g, _ in w.made or ()
+    )
