@@ -118,7 +118,13 @@ def looks_at_itself_often(model: Tied, x: Tensor) -> Tensor:
     return y
 
 
+def writes_pieces_that_autograd_does_not_know(model: Tied, x: Tensor) -> Tensor:
+    pieces = list((x * 1.0).unsafe_chunk(2))
+    return torch.cat([piece.mul_(3.0) for piece in pieces])
+
+
 CASES = [
+    (writes_pieces_that_autograd_does_not_know, 3.0),
     (looks_at_itself_often, 2.0),
     (writes_a_number_through_numpy, 3.0),
     (reads_a_list, 2.0),

@@ -30,7 +30,8 @@ FILLED_WITH = {**dict.fromkeys(("ones", "new_ones", "ones_like"), 1.0),
 FILL_ARGUMENT = {"full": 1, "full_like": 1, "fill": 1, "new_full": 2}
 VIEWS = frozenset(
     "t transpose permute view _unsafe_view _reshape_alias expand slice select squeeze unsqueeze unbind split chunk "
-    "split_with_sizes as_strided unfold narrow diagonal alias detach movedim swapaxes".split()
+    "split_with_sizes unsafe_split unsafe_split_with_sizes as_strided unfold narrow diagonal alias detach movedim "
+    "swapaxes".split()
 )
 COPIES = frozenset("clone contiguous _to_copy lift_fresh_copy lift_fresh _conj_physical _foreach_copy copy".split())
 REARRANGED = frozenset("flip roll upsample_nearest1d upsample_nearest2d upsample_nearest3d".split())
