@@ -20,7 +20,8 @@ class Keeper:
 
     Elements are cloned only when an operation is about to write them; a sparse tensor is known by its values'
     memory. What a model does to itself (makes a part, takes another kind of attention for short inputs, divides its
-    weights once, hooks) it notes in attributes, of other modules too: they are put back as well. Modules whose wrapper swaps parameters itself (offloading, sharding: `swapped`) are left to it.
+    weights once, hooks) it notes in attributes, of other modules too: they are put back as well. Modules whose
+    wrapper swaps parameters itself (offloading, sharding: `swapped`) are left to it.
     """
 
     def __init__(

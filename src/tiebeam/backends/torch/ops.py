@@ -7,12 +7,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from tiebeam.backends.torch import indexing
 from tiebeam.backends.torch.barriers import known_barrier
 from tiebeam.backends.torch.builder import Lowering, refs_of
 from tiebeam.backends.torch.record import MADE_FROM_NOTHING, Record, Ref
 from tiebeam.backends.torch.views import identity
-from tiebeam.ir import Axes, Op
+from tiebeam.ir import Axes, Op, Origin
 
 Rule = Callable[[Lowering, Record], Any]
 
@@ -46,7 +48,7 @@ MASKS = frozenset("tril triu constant_pad_nd".split())
 def lower_record(low: Lowering, record: Record) -> None:
     """Append the nodes of one record."""
     name = record.schema.name
-    if name in MADE_FROM_NOTHING:
+    if name in MADE_FROM_NOTHING and name not in RULES:
         at = FILL_ARGUMENT.get(name, len(record.args))
         low.filled(record.args[at] if at < len(record.args) else FILLED_WITH.get(name))
         return
@@ -62,6 +64,16 @@ def lower_record(low: Lowering, record: Record) -> None:
         low.barrier(record.outputs[1:])
     else:
         _opaque(low, record)
+
+
+def _eye(low: Lowering, record: Record) -> None:
+    """Row and column numbers compared, as other frameworks write it: its rows are one-hot."""
+    out = record.outputs[0]
+    low.drafts[out].origin = Origin.NODE
+    equal = low.temporary(low.shape(out), out)
+    low.drafts[equal].geometry = (0, low.shape(out), (), torch.bool)
+    low.emit(Op.POINTWISE, [0.0], [None], [equal])
+    low.elementwise(Op.CAST, [(equal, None)])
 
 
 def _opaque(low: Lowering, record: Record) -> None:
@@ -346,6 +358,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(COLLECTIVES, _same_place(Op.LAYOUT)),
     **dict.fromkeys(MASKS, _same_place(Op.MASK)),
     **dict.fromkeys(("view_as_complex", "view_as_real"), _as_complex),
+    "eye": _eye,
     "repeat": _repeat,
     "cat": _concat,
     "stack": _concat,
