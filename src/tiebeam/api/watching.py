@@ -3,9 +3,10 @@
 import json
 import warnings
 from collections.abc import Callable
-from numbers import Integral
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tiebeam.api.measurement import Loss, check_callable, measure
 from tiebeam.backends import entry_of
@@ -70,7 +71,8 @@ class Watch:
         path: str | Path | None = None,
         loss: Loss | None = None,
     ) -> None:
-        if not isinstance(every, Integral) or every < 1:
+        given: Any = every
+        if not isinstance(given, (int, np.integer)) or given < 1:
             raise RangeError(
                 "a watch looks every so many steps", got=f"every={every!r}", expected="a whole number, 1 or more"
             )

@@ -99,7 +99,7 @@ on(
 )
 
 # -- factors --
-on("some_multiplied", look=lambda p, t: look(p, t).at[:, 0].multiply(3.0), lookup_factor=None)
+on("some_multiplied", look=lambda p, t: look(p, t).at[:, 0].multiply(3.0), lookup_factor=None, staged=False)
 on("number", look=lambda p, t: look(p, t) * 3.0, lookup_factor=3.0)
 on("root_by_jnp", look=lambda p, t: look(p, t) * jnp.sqrt(WIDTH), lookup_factor=ROOT)
 on("root_under_jit", look=jax.jit(lambda p, t: look(p, t) * jnp.sqrt(p["table"].shape[1])), lookup_factor=ROOT)

@@ -107,7 +107,7 @@ class OneHotByComparison(Base):
 @case(T)
 class RowsOfAnIdentityMatrix(Base):
     def look(self, ids: Tensor) -> Tensor:
-        return torch.eye(VOCAB)[ids] @ self.table
+        return torch.eye(VOCAB, dtype=self.table.dtype)[ids] @ self.table
 
 
 @case(T)

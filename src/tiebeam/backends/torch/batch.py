@@ -73,6 +73,8 @@ class BatchRecorder(Recorder):
         where, recorded, sequence, ordinal = self.modules[-1], torch.is_grad_enabled(), latest_node(), self.ran
         self.ran += schema.name != "detach"  # how often a tensor is detached depends on who looks on
         out = func(*args, **kwargs) if kwargs else func(*args)
+        if schema.name == "clone":
+            self.resolve(args[0], out)
         made = self._lay(out)
         waiting = Waiting(schema, refs, named, read, where, recorded, sequence, ordinal, made)
         self._waiting.append(waiting)
@@ -99,7 +101,7 @@ class BatchRecorder(Recorder):
                 refs.append(a)
             elif isinstance(a, torch.Tensor):
                 value = self._place(a) if kind is torch.Tensor else None
-                ref = Ref(self._value(a) if value is None else value, a.requires_grad if self.autograd else None)
+                ref = Ref(self._value(a) if value is None else value, self.attached(a))
                 read.append(ref)
                 refs.append(ref)
             elif isinstance(a, (list, tuple)):
