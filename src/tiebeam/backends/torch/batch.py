@@ -101,7 +101,8 @@ class BatchRecorder(Recorder):
                 refs.append(a)
             elif isinstance(a, torch.Tensor):
                 value = self._place(a) if kind is torch.Tensor else None
-                ref = Ref(self._value(a) if value is None else value, self.attached(a))
+                attached = a.requires_grad or (bool(self.resolved) and self.written_out(a))
+                ref = Ref(self._value(a) if value is None else value, attached if self.autograd else None)
                 read.append(ref)
                 refs.append(ref)
             elif isinstance(a, (list, tuple)):

@@ -12,7 +12,7 @@ from tiebeam.backends.torch.names import Names
 from tiebeam.backends.torch.parts import sharded
 
 _PLAIN = (torch.Tensor, nn.Parameter)
-_TABLES = [name for name, held in vars(nn.Module()).items() if isinstance(held, dict)]  # registries and hooks
+_SESSION = "tiebeam.backends.torch.session"
 
 
 class Keeper:
@@ -40,9 +40,7 @@ class Keeper:
         # Whole and shard turn into each other out of sight: each is looked at in turn.
         self.steady = not self.swapped and not any(map(sharded, names.held.values()))
         self._parts: list[tuple[dict[str, Any], dict[str, Any]]] = [
-            (table, dict(table))
-            for m, _ in self._modes
-            for table in (*(vars(m)[name] for name in _TABLES if name in vars(m)), vars(m))
+            (table, dict(table)) for m, _ in self._modes for table in (m._parameters, m._buffers, m._modules, vars(m))
         ]
         tensors: list[torch.Tensor] = [*names.held.values(), *names.loose, *inputs]
         self._asked = [(t, t.requires_grad) for t in tensors]
@@ -56,6 +54,10 @@ class Keeper:
                 self._whole[_memory(t)] = t
         if not self.swapped:
             self._data = [(t, t.detach()) for t in tensors if type(t) in _PLAIN and t.layout == torch.strided]
+
+        self._hooks = [
+            (table, dict(table)) for m, _ in self._modes for table in (m._forward_pre_hooks, m._forward_hooks)
+        ]
 
     def before_write(self, t: torch.Tensor) -> None:
         """Clone what shares a storage with `t`, the first time it is about to be written."""
@@ -87,8 +89,15 @@ class Keeper:
     def _restore_parts(self) -> None:
         for table, entries in self._parts:
             if _other(table, entries):
-                table.clear()
-                table.update(entries)
+                for name in [n for n in [*table] if n not in entries]:
+                    table.pop(name, None)
+                table.update(entries)  # never empty in between: another thread may be running the model
+                if list(table) != list(entries):
+                    table.clear()
+                    table.update(entries)
+        for hooks, before in self._hooks:
+            if hooks.keys() != before.keys():
+                _put_back(hooks, before)
         for t, data in self._data:
             if t.layout != torch.strided or _lies(t) != _lies(data):
                 t.data = data
@@ -97,6 +106,16 @@ class Keeper:
 def _other(now: dict[str, Any], before: dict[str, Any]) -> bool:
     """Whether a registry holds other entries than before."""
     return list(now) != list(before) or any(map(is_not, now.values(), before.values()))
+
+
+def _put_back(hooks: dict[int, Any], before: dict[int, Any]) -> None:
+    """Undo what the forward did to hooks; those of another thread's pass come and go by themselves."""
+    for key, hook in [*hooks.items()]:
+        if key not in before and getattr(hook, "__module__", "") != _SESSION:
+            hooks.pop(key, None)
+    for key, hook in before.items():
+        if key not in hooks and getattr(hook, "__module__", "") != _SESSION:
+            hooks[key] = hook
 
 
 def _lies(t: torch.Tensor) -> tuple[int, Geometry]:

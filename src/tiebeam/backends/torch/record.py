@@ -136,11 +136,9 @@ class Recorder(TorchDispatchMode):
         if (t.is_conj() or t.is_neg()) and t.requires_grad:
             self.resolved[id(out)] = weakref.ref(out)
 
-    def attached(self, t: torch.Tensor) -> bool | None:
-        """Whether a gradient flows to a tensor; None where flags do not tell."""
-        if not self.autograd or t.requires_grad or id(t) not in self.resolved:
-            return t.requires_grad if self.autograd else None
-        return self.resolved[id(t)]() is t
+    def written_out(self, t: torch.Tensor) -> bool:
+        """Whether a tensor is such a conjugate."""
+        return id(t) in self.resolved and self.resolved[id(t)]() is t
 
     def run(self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any]) -> Any:
         """Execute the operation."""
@@ -162,7 +160,8 @@ class Recorder(TorchDispatchMode):
             if isinstance(a, torch.Tensor):
                 value = self.ledger.value(a)
                 read.append(value)
-                refs.append(Ref(value, self.attached(a)))
+                attached = a.requires_grad or (bool(self.resolved) and self.written_out(a))
+                refs.append(Ref(value, attached if self.autograd else None))
             elif isinstance(a, (list, tuple)):
                 refs.append(self._refs(a, read))
             else:
