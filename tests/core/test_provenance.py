@@ -75,6 +75,16 @@ def test_a_mask_times_a_number_is_still_a_mask():
     assert flag(g, g.sub(1.0, g.cast(g.input_ids(), "float32"))) & INTS
 
 
+@pytest.mark.parametrize("compared", [True, False])
+def test_rows_of_an_identity_matrix_are_one_hot_and_rows_of_another_constant_are_no_integers(compared):
+    g = Ids()
+    matrix = g.cast(g.compare(g.constant((V, V)), g.constant((V, V))), "float32") if compared else g.constant((V, V))
+    rows = g.node(Op.GATHER, [matrix, g.input_ids()], [(-1, -1, 1), (0, 1, -1)], (B, T, V), axis=0)
+    g = g.returned(rows).graph()
+    assert bool(provenance(g)[rows] & INTS) is compared
+    assert is_mask(g, provenance(g), rows) is compared
+
+
 def test_parameters_and_buffers_leave_their_mark_and_inputs_do_not():
     g = Build()
     w = g.leaf("w", (T,))

@@ -1,5 +1,6 @@
 """What cannot be measured is said plainly."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,17 @@ def test_a_list_of_ids_is_told_to_become_a_tensor() -> None:
 def test_a_loss_that_is_none_is_refused(given: object) -> None:
     with pytest.raises(tiebeam.InputError, match="no loss"):
         tiebeam.measure(Tied(plain), batch(), loss=lambda out, ids: given)
+
+
+@pytest.mark.parametrize("look", [tiebeam.measure, tiebeam.check_gradients])
+def test_a_loss_that_cannot_be_called_is_refused(look: Callable[..., object]) -> None:
+    with pytest.raises(tiebeam.InputError, match="got: 'mse'"):
+        look(Tied(plain), batch(), loss="mse")
+
+
+def test_the_kind_of_number_is_named_where_it_is_no_loss() -> None:
+    with pytest.raises(tiebeam.InputError, match=r"torch\.int64"):
+        tiebeam.measure(Tied(plain), batch(), loss=lambda out, ids: out.argmax(-1).sum())
 
 
 def test_a_loss_without_a_gradient_is_said() -> None:

@@ -124,9 +124,16 @@ def test_a_loss_that_is_not_finite_is_written_down_and_training_goes_on(tmp_path
     assert watch.history == []
 
 
-def test_every_must_be_a_number_of_steps() -> None:
-    with pytest.raises(tiebeam.RangeError, match="every=0"):
-        tiebeam.Watch(Tied(plain), every=0)
+@pytest.mark.parametrize("every", [0, 1.5, "often"])
+def test_every_must_be_a_number_of_steps(every: int) -> None:
+    with pytest.raises(tiebeam.RangeError, match=f"every={every!r}"):
+        tiebeam.Watch(Tied(plain), every=every)
+
+
+@pytest.mark.parametrize("given", [{"log": 3}, {"loss": "mse"}])
+def test_what_a_watch_is_to_call_is_looked_at_before_training(given: dict[str, Any]) -> None:
+    with pytest.raises(tiebeam.InputError, match="cannot be called"):
+        tiebeam.Watch(Tied(plain), **given)
 
 
 @pytest.mark.slow

@@ -111,7 +111,21 @@ def reads_a_list(model: Tied, x: Tensor) -> Tensor:
     return torch.cat([first * 2.0, second * 2.0], -1)
 
 
+def looks_at_itself_often(model: Tied, x: Tensor) -> Tensor:
+    y = x * 2.0
+    for _ in range(2 * STREAM):
+        y[...]  # an alias is no step of the residual stream
+    return y
+
+
+def writes_pieces_that_autograd_does_not_know(model: Tied, x: Tensor) -> Tensor:
+    pieces = list((x * 1.0).unsafe_chunk(2))
+    return torch.cat([piece.mul_(3.0) for piece in pieces])
+
+
 CASES = [
+    (writes_pieces_that_autograd_does_not_know, 3.0),
+    (looks_at_itself_often, 2.0),
     (writes_a_number_through_numpy, 3.0),
     (reads_a_list, 2.0),
     (makes_a_parameter, 3.0),

@@ -1,5 +1,6 @@
 """A pass leaves a model as it was, whatever its forward does to itself."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -177,6 +178,30 @@ def test_a_part_that_is_exchanged_and_the_note_of_it_in_another_module_go_back_t
     assert tiebeam.inspect(model, IDS).tables[0].lookup_factor == pytest.approx(7.0)
     assert not model.short
     assert isinstance(model.block.kind, nn.Identity)
+
+
+def test_weights_that_a_forward_divides_once_go_back_with_the_note_that_it_did() -> None:
+    class Rescaled(Base):
+        """As RWKV outside of training: weights written in place and a hook, noted in an attribute that is no tensor."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.rescaled = False
+
+        def forward(self, ids: Tensor) -> Tensor:
+            if not self.rescaled:
+                with torch.no_grad():
+                    self.mid.weight.div_(2)
+                self.norm.register_forward_hook(lambda module, args, out: out * 4)
+                self.rescaled = True
+            return super().forward(ids)
+
+    model = Rescaled()
+    expected = copy.deepcopy(model)(IDS)
+    tiebeam.inspect(model, IDS)
+    assert not model.rescaled
+    assert not model.norm._forward_hooks
+    assert torch.equal(model(IDS), expected)
 
 
 def test_inputs_that_a_forward_writes_are_as_before() -> None:

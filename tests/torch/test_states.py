@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.torch.expect import all_of, check, table_of
 from tests.torch.models.kit import Builder, load
+from torch import nn
 
 import tiebeam
 
@@ -71,3 +72,23 @@ def test_the_distance_of_a_drifted_pair_is_relative_and_frobenius() -> None:
     case = load()["states"]["DriftedFar"]()
     table = table_of(tiebeam.inspect(case.model, case.inputs), case.truths[0])
     assert table.distance == pytest.approx(0.4, rel=0.1)
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_conjugate_that_pytorch_writes_out_for_a_kernel_cuts_no_gradient(detached: bool) -> None:
+    """The operation reads a copy that was made below autograd: its flag says False though the gradient flows."""
+
+    class Bound(nn.Module):
+        """Circular correlation with a key, as holographic memories bind."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.norm, self.key = nn.Embedding(37, 8), nn.LayerNorm(8), nn.Parameter(torch.randn(8))
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids)
+            x = torch.fft.rfft(x.detach() if detached else x).conj() * torch.fft.rfft(self.key)
+            return self.norm(torch.fft.irfft(x, n=8)) @ self.embed.weight.T
+
+    (table,) = tiebeam.inspect(Bound(), torch.arange(10).view(2, 5)).tables
+    assert table.state == ("cut" if detached else "tied")

@@ -149,6 +149,7 @@ def prepared(
     given, labels, mask = _targets_apart(backend, batch)
     args, kwargs = backend.arguments(given)
     _check_filled([*args, *kwargs.values()])
+    check_callable("loss", loss, "a function of what the model returns and the batch")
     own = None if loss is None else OwnLoss(loss, batch)
     return backend, args, kwargs, Request(own, labels, mask, **asked)
 
@@ -193,3 +194,13 @@ def _check_filled(values: list[Any]) -> None:
     sizes = [tuple(v.shape) for v in values if hasattr(v, "shape")]
     if sizes and all(0 in s for s in sizes):
         raise InputError("the batch is empty", got=", ".join(map(str, sizes)), expected="at least one token")
+
+
+def check_callable(name: str, given: Any, expected: str) -> None:
+    """Refuse what cannot be called, before anything runs.
+
+    Raises:
+        InputError: It is neither None nor a function.
+    """
+    if given is not None and not callable(given):
+        raise InputError(f"{name}= cannot be called", got=repr(given), expected=expected)

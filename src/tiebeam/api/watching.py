@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tiebeam.api.measurement import Loss, measure
+import numpy as np
+
+from tiebeam.api.measurement import Loss, check_callable, measure
 from tiebeam.backends import entry_of
 from tiebeam.core.measurement import Measurement
 from tiebeam.core.watching import Alarms
@@ -69,8 +71,13 @@ class Watch:
         path: str | Path | None = None,
         loss: Loss | None = None,
     ) -> None:
-        if every < 1:
-            raise RangeError("a watch looks every so many steps", got=f"every={every}", expected="1 or more")
+        given: Any = every
+        if not isinstance(given, (int, np.integer)) or given < 1:
+            raise RangeError(
+                "a watch looks every so many steps", got=f"every={every!r}", expected="a whole number, 1 or more"
+            )
+        check_callable("log", log, "a function of one record, a dict")
+        check_callable("loss", loss, "a function of what the model returns and the batch")
         self._holds = entry_of(model, params=()).holds  # a function is a model beside params, which come later
         self.model, self.every, self.log, self.loss = model, every, log, loss
         self.path = None if path is None else _checked(Path(path))

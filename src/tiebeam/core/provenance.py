@@ -8,6 +8,7 @@ IDS = 4  # ... and it still is a token id, moved or shifted, no comparison or co
 LEAF = 8  # a parameter or buffer reached it
 RANDOM = 16  # a random draw reached it
 MASK = 32  # INTS, and never counted or added up: it can switch elements on and off
+PATTERN = 128  # no input, parameter or draw reached it, and it was made by a comparison: an identity matrix
 RAW = 64  # an input as it came, floats too, moved at most: made integers it is what the caller wrote, ids as floats
 
 _MOVES = (Op.LAYOUT, Op.CAST, Op.MASK, Op.UPDATE, Op.CONCAT, Op.DROPOUT)
@@ -31,12 +32,29 @@ def provenance(graph: Graph) -> list[int]:
         for f in read:
             out |= f & (INPUT | LEAF | RANDOM)
         if out & INPUT:
-            out |= _integers(graph, node, read)
-            if node.op in (Op.LAYOUT, Op.CAST) and read[0] & RAW:
-                out |= RAW | (INTS | IDS | MASK if graph.values[node.output].integral else 0)
+            out |= _of_inputs(graph, node, read)
+        elif not out and _is_pattern(graph, node, read):
+            out = PATTERN
         for v in node.outputs:
             flags[v] = out if v == node.output else out & ~IDS  # beside chosen ids: where they stood
     return flags
+
+
+def _of_inputs(graph: Graph, node: Node, read: list[int]) -> int:
+    out = _integers(graph, node, read)
+    if node.op in (Op.LAYOUT, Op.CAST) and read[0] & RAW:
+        out |= RAW | (INTS | IDS | MASK if graph.values[node.output].integral else 0)
+    if node.op is Op.GATHER and read[0] & PATTERN and read[1] & IDS:
+        out |= INTS | MASK  # rows of an identity matrix are one-hot
+    return out
+
+
+def _is_pattern(graph: Graph, node: Node, read: list[int]) -> bool:
+    """Whether a node compares what depends on nothing, or passes such a comparison on as it is or times a number."""
+    if node.op is Op.POINTWISE and graph.values[node.output].dtype == "bool":
+        return True
+    whole = [f for v, f in zip(node.inputs, read, strict=True) if graph.values[v].size > 1]
+    return (node.op in _MOVES or node.op in (Op.MUL, Op.DIV)) and bool(whole) and all(f & PATTERN for f in whole)
 
 
 def _integers(graph: Graph, node: Node, read: list[int]) -> int:

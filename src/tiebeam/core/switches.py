@@ -106,7 +106,7 @@ def levels_of(graph: Graph, flags: list[int], value: int, depth: int = _DEPTH) -
 
 def _behind(graph: Graph, flags: list[int], node: Node, value: Value, depth: int) -> Levels | None:
     match node.op:
-        case Op.LAYOUT | Op.CAST:
+        case Op.LAYOUT | Op.CAST | Op.GATHER:
             return levels_of(graph, flags, node.inputs[0], depth)
         case Op.MASK:  # what replaces is not said; of a mask it is 0
             found = levels_of(graph, flags, node.inputs[0], depth)

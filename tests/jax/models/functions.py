@@ -65,6 +65,7 @@ on("indexing", look=lambda p, t: p["table"][t])
 on("at_get", look=lambda p, t: p["table"].at[t].get(mode="clip"))
 on("take_clipped", look=lambda p, t: jnp.take(p["table"], t, axis=0, mode="clip"))
 on("one_hot", look=lambda p, t: jax.nn.one_hot(t, VOCAB) @ p["table"])
+on("rows_of_eye", look=lambda p, t: (jnp.eye(VOCAB) * 2.0)[t] @ p["table"], lookup_factor=2.0)
 on("one_hot_einsum", look=lambda p, t: jnp.einsum("btv,vd->btd", jax.nn.one_hot(t, VOCAB), p["table"]))
 on("vmapped_rows", look=lambda p, t: jax.vmap(jax.vmap(lambda i: p["table"][i]))(t))
 on(
@@ -96,6 +97,7 @@ on(
 )
 
 # -- factors --
+on("some_multiplied", look=lambda p, t: look(p, t).at[:, 0].multiply(3.0), lookup_factor=None, staged=False)
 on("number", look=lambda p, t: look(p, t) * 3.0, lookup_factor=3.0)
 on("root_by_jnp", look=lambda p, t: look(p, t) * jnp.sqrt(WIDTH), lookup_factor=ROOT)
 on("root_under_jit", look=jax.jit(lambda p, t: look(p, t) * jnp.sqrt(p["table"].shape[1])), lookup_factor=ROOT)

@@ -188,6 +188,10 @@ def _update(low: Lowering, at: Equation) -> None:
         rest = [rest[1], rest[0]]
     rank = low.rank(operand)
     axes: list[Axes | None] = [identity(rank), _placed(low, at, operand, rest[0])]
+    if at.name in ("scatter-mul", "scatter_mul"):  # what is put in is made of what was there
+        product = low.fresh(low.drafts[operand], [operand, rest[0]])
+        low.emit(at, Op.MUL, [operand, rest[0]], axes, [product])
+        rest[0], axes[1] = product, identity(rank)
     low.emit(at, Op.UPDATE, [operand, *rest], [*axes, *[None] * (len(rest) - 1)])
 
 

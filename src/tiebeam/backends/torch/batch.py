@@ -73,6 +73,8 @@ class BatchRecorder(Recorder):
         where, recorded, sequence, ordinal = self.modules[-1], torch.is_grad_enabled(), latest_node(), self.ran
         self.ran += schema.name != "detach"  # how often a tensor is detached depends on who looks on
         out = func(*args, **kwargs) if kwargs else func(*args)
+        if schema.name == "clone":
+            self.resolve(args[0], out)
         made = self._lay(out)
         waiting = Waiting(schema, refs, named, read, where, recorded, sequence, ordinal, made)
         self._waiting.append(waiting)
@@ -99,7 +101,8 @@ class BatchRecorder(Recorder):
                 refs.append(a)
             elif isinstance(a, torch.Tensor):
                 value = self._place(a) if kind is torch.Tensor else None
-                ref = Ref(self._value(a) if value is None else value, a.requires_grad if self.autograd else None)
+                attached = a.requires_grad or (bool(self.resolved) and self.written_out(a))
+                ref = Ref(self._value(a) if value is None else value, attached if self.autograd else None)
                 read.append(ref)
                 refs.append(ref)
             elif isinstance(a, (list, tuple)):
@@ -137,7 +140,7 @@ class BatchRecorder(Recorder):
     def _hold(self, waiting: Waiting, out: Any) -> None:
         """Keep a result of the residual stream; of those that wait only as many as `Measures` holds."""
         first = self.measures.of_stream(out)
-        if first is None:
+        if first is None or _alias(waiting):  # what is no step of the stream takes no step's place
             return
         waiting.stream = first
         self._stream.append(waiting)
@@ -178,3 +181,12 @@ class BatchRecorder(Recorder):
         self.records.append(record)
         if w.stream is not None:
             self.measures.flow(outputs[0], w.stream)
+
+
+def _alias(w: Waiting) -> bool:
+    """Whether what an operation made lies where something lay that it read."""
+    read = [ref.value for ref in w.read]
+    places = [v for v in read if type(v) is not int]
+    return all(
+        storage.fresh(g) in read or any(storage is s and g == p for s, p in places) for storage, g, _ in w.made or ()
+    )

@@ -12,14 +12,16 @@ from tiebeam.backends.torch.names import Names
 from tiebeam.backends.torch.parts import sharded
 
 _PLAIN = (torch.Tensor, nn.Parameter)
+_SESSION = "tiebeam.backends.torch.session"
 
 
 class Keeper:
     """Remembers a model before the pass; `restore` puts it back, also after a failure.
 
     Elements are cloned only when an operation is about to write them; a sparse tensor is known by its values'
-    memory. A model that makes or replaces parts of itself also notes in attributes that it did: both are put
-    back. Modules whose wrapper swaps parameters itself (offloading, sharding: `swapped`) are left to it.
+    memory. What a model does to itself (makes a part, takes another kind of attention for short inputs, divides its
+    weights once, hooks) it notes in attributes, of other modules too: they are put back as well. Modules whose
+    wrapper swaps parameters itself (offloading, sharding: `swapped`) are left to it.
     """
 
     def __init__(
@@ -37,8 +39,8 @@ class Keeper:
         self.swapped = any("_hf_hook" in vars(m) or hasattr(type(m), "_get_fsdp_state") for m in modules)
         # Whole and shard turn into each other out of sight: each is looked at in turn.
         self.steady = not self.swapped and not any(map(sharded, names.held.values()))
-        self._parts = [
-            [(table, dict(table)) for table in (m._parameters, m._buffers, m._modules, vars(m))] for m, _ in self._modes
+        self._parts: list[tuple[dict[str, Any], dict[str, Any]]] = [
+            (table, dict(table)) for m, _ in self._modes for table in (m._parameters, m._buffers, m._modules, vars(m))
         ]
         tensors: list[torch.Tensor] = [*names.held.values(), *names.loose, *inputs]
         self._asked = [(t, t.requires_grad) for t in tensors]
@@ -52,6 +54,10 @@ class Keeper:
                 self._whole[_memory(t)] = t
         if not self.swapped:
             self._data = [(t, t.detach()) for t in tensors if type(t) in _PLAIN and t.layout == torch.strided]
+
+        self._hooks = [
+            (table, dict(table)) for m, _ in self._modes for table in (m._forward_pre_hooks, m._forward_hooks)
+        ]
 
     def before_write(self, t: torch.Tensor) -> None:
         """Clone what shares a storage with `t`, the first time it is about to be written."""
@@ -81,20 +87,35 @@ class Keeper:
                 p.grad = grad
 
     def _restore_parts(self) -> None:
-        if any(_other(part) for parts in self._parts for part in parts[:-1]):
-            # What a model swaps in one module (a kind of attention, for short inputs) it may have noted in another.
-            for table, entries in (part for parts in self._parts for part in parts):
-                table.clear()
-                table.update(entries)
+        for table, entries in self._parts:
+            if _other(table, entries):
+                for name in [n for n in [*table] if n not in entries]:
+                    table.pop(name, None)
+                table.update(entries)  # never empty in between: another thread may be running the model
+                if list(table) != list(entries):
+                    table.clear()
+                    table.update(entries)
+        for hooks, before in self._hooks:
+            if hooks.keys() != before.keys():
+                _put_back(hooks, before)
         for t, data in self._data:
             if t.layout != torch.strided or _lies(t) != _lies(data):
                 t.data = data
 
 
-def _other(part: tuple[dict[str, Any], dict[str, Any]]) -> bool:
+def _other(now: dict[str, Any], before: dict[str, Any]) -> bool:
     """Whether a registry holds other entries than before."""
-    now, before = part
     return list(now) != list(before) or any(map(is_not, now.values(), before.values()))
+
+
+def _put_back(hooks: dict[int, Any], before: dict[int, Any]) -> None:
+    """Undo what the forward did to hooks; those of another thread's pass come and go by themselves."""
+    for key, hook in [*hooks.items()]:
+        if key not in before and getattr(hook, "__module__", "") != _SESSION:
+            hooks.pop(key, None)
+    for key, hook in before.items():
+        if key not in hooks and getattr(hook, "__module__", "") != _SESSION:
+            hooks[key] = hook
 
 
 def _lies(t: torch.Tensor) -> tuple[int, Geometry]:

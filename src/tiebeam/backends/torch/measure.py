@@ -84,7 +84,9 @@ class Measures:
     def of_stream(self, out: Any) -> torch.Tensor | None:
         """The tensor of the residual stream that an operation made, if any."""
         first = out if isinstance(out, torch.Tensor) else out[0] if isinstance(out, tuple) and out else None
-        if first is None or first.numel() != self._numel or first.ndim < 2 or not first.is_floating_point():
+        if not isinstance(first, torch.Tensor) or first.numel() != self._numel or first.ndim < 2:
+            return None
+        if not first.is_floating_point():
             return None
         return first if _real(first) else None
 

@@ -316,6 +316,7 @@ class _Leaf:
 
 def _scalar(value: Any, what: str) -> Tensor:
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
-        got = f"{type(value).__name__}{tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        kind = type(value).__name__
+        got = f"{kind}{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else kind
         raise InputError(f"{what} is no loss", got=got, expected="a tensor of one float")
     return value.reshape(())

@@ -6,12 +6,14 @@ Elementwise operations need no entry: ATen tags them. What is neither here nor t
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from tiebeam.backends.torch import indexing, products
 from tiebeam.backends.torch.barriers import opaque
 from tiebeam.backends.torch.builder import Lowering, refs_of
 from tiebeam.backends.torch.record import MADE_FROM_NOTHING, Record, Ref
 from tiebeam.backends.torch.views import identity
-from tiebeam.ir import Axes, Op
+from tiebeam.ir import Axes, Op, Origin
 
 Rule = Callable[[Lowering, Record], Any]
 
@@ -29,7 +31,8 @@ FILLED_WITH = {**dict.fromkeys(("ones", "new_ones", "ones_like"), 1.0),
 FILL_ARGUMENT = {"full": 1, "full_like": 1, "fill": 1, "new_full": 2}
 VIEWS = frozenset(
     "t transpose permute view _unsafe_view _reshape_alias expand slice select squeeze unsqueeze unbind split chunk "
-    "split_with_sizes as_strided unfold narrow diagonal alias detach movedim swapaxes".split()
+    "split_with_sizes unsafe_split unsafe_split_with_sizes as_strided unfold narrow diagonal alias detach movedim "
+    "swapaxes".split()
 )
 COPIES = frozenset("clone contiguous _to_copy lift_fresh_copy lift_fresh _conj_physical _foreach_copy copy".split())
 REARRANGED = frozenset("flip roll upsample_nearest1d upsample_nearest2d upsample_nearest3d".split())
@@ -44,7 +47,7 @@ MASKS = frozenset("tril triu constant_pad_nd".split())
 def lower_record(low: Lowering, record: Record) -> None:
     """Append the nodes of one record."""
     name = record.schema.name
-    if name in MADE_FROM_NOTHING:
+    if name in MADE_FROM_NOTHING and name not in RULES:
         at = FILL_ARGUMENT.get(name, len(record.args))
         low.filled(record.args[at] if at < len(record.args) else FILLED_WITH.get(name))
         return
@@ -60,6 +63,16 @@ def lower_record(low: Lowering, record: Record) -> None:
         low.barrier(record.outputs[1:])
     else:
         opaque(low, record)
+
+
+def _eye(low: Lowering, record: Record) -> None:
+    """Row and column numbers compared, as other frameworks write it: its rows are one-hot."""
+    out = record.outputs[0]
+    low.drafts[out].origin = Origin.NODE
+    equal = low.temporary(low.shape(out), out)
+    low.drafts[equal].geometry = (0, low.shape(out), (), torch.bool)
+    low.emit(Op.POINTWISE, [0.0], [None], [equal])
+    low.elementwise(Op.CAST, [(equal, None)])
 
 
 def _views(low: Lowering, record: Record) -> None:
@@ -267,6 +280,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(COLLECTIVES, _same_place(Op.LAYOUT)),
     **dict.fromkeys(MASKS, _same_place(Op.MASK)),
     **dict.fromkeys(("view_as_complex", "view_as_real"), _as_complex),
+    "eye": _eye,
     "repeat": _repeat,
     "cat": _concat,
     "stack": _concat,

@@ -4,6 +4,7 @@ It runs below autograd, so it sees what is executed whatever the model is writte
 activation but the last few of the residual stream, which `measure` needs.
 """
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +88,7 @@ class Recorder(TorchDispatchMode):
         self.answers: list[str] = []  # operations whose result was made up (meta tensors)
         self.autograd = True  # False where flags say nothing: TorchScript differentiates by itself
         self.ran = 0
+        self.resolved: dict[int, weakref.ref[torch.Tensor]] = {}  # conjugates written out below autograd, by id
         self.items = False  # a number was read out of a tensor that an input reached
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -108,6 +110,8 @@ class Recorder(TorchDispatchMode):
         if schema.name in READS_OUT:
             self.items |= any(self.ledger.drafts[v].varying for v in read)
         out = self.run(func, schema, args, kwargs or {})
+        if schema.name == "clone":
+            self.resolve(args[0], out)
         self.write_down_implied()
         self.follow(read, func, args, kwargs or {}, out)
         outputs = self._outputs(schema, read, out, written)
@@ -126,6 +130,15 @@ class Recorder(TorchDispatchMode):
         if self.ledger.implied:
             self.records += self.ledger.implied
             self.ledger.implied.clear()
+
+    def resolve(self, t: torch.Tensor, out: torch.Tensor) -> None:
+        """Remember a conjugate that is written out for a kernel that takes none: a gradient flows, no flag says so."""
+        if (t.is_conj() or t.is_neg()) and t.requires_grad:
+            self.resolved[id(out)] = weakref.ref(out)
+
+    def written_out(self, t: torch.Tensor) -> bool:
+        """Whether a tensor is such a conjugate."""
+        return id(t) in self.resolved and self.resolved[id(t)]() is t
 
     def run(self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any]) -> Any:
         """Execute the operation."""
@@ -147,7 +160,8 @@ class Recorder(TorchDispatchMode):
             if isinstance(a, torch.Tensor):
                 value = self.ledger.value(a)
                 read.append(value)
-                refs.append(Ref(value, a.requires_grad if self.autograd else None))
+                attached = a.requires_grad or (bool(self.resolved) and self.written_out(a))
+                refs.append(Ref(value, attached if self.autograd else None))
             elif isinstance(a, (list, tuple)):
                 refs.append(self._refs(a, read))
             else:
