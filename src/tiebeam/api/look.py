@@ -10,6 +10,7 @@ from tiebeam.backends.protocol import Described, Glancing, Model, RefusedError
 from tiebeam.checkpoints import example_inputs
 from tiebeam.checkpoints.declared import Declared, declared_by
 from tiebeam.core.arithmetic import arithmetic_in_doubt
+from tiebeam.core.collection import no_collection
 from tiebeam.core.contract import contracted
 from tiebeam.core.facts import Table
 from tiebeam.core.provenance import provenance
@@ -56,7 +57,8 @@ def look(model: Any, inputs: Any = None, *, params: Any = None, logits: bool = F
     if inputs is None:
         inputs = _example(backend)
     args, kwargs = backend.arguments(inputs)
-    return _read(backend, args, kwargs, declared_by(model), logits=logits)
+    with no_collection():
+        return _read(backend, args, kwargs, declared_by(model), logits=logits)
 
 
 def _read(

@@ -179,8 +179,16 @@ class Recorder(TorchDispatchMode):
         return written
 
     def _outputs(self, schema: Schema, read: list[int], out: Any, written: Sequence[torch.Tensor]) -> tuple[int, ...]:
-        results = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
         ledger = self.ledger
+        if not written and isinstance(out, torch.Tensor):  # by far the most
+            storage, g = place = ledger.place(out)
+            if storage is not None and storage.fresh(g) in read:
+                return ()  # a pure alias: detach, alias, lift_fresh, expand to the same shape
+            origin, varying = self._came_from(schema, read)
+            value = ledger.output(out, place, origin, varying, **({} if varying else self.facts(out)))
+            self.made(out, value)
+            return (value,)
+        results = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
         places = [ledger.place(t) for t in results]
         changed = {id(ledger.storage(t)) for t in written}
         for t in written:  # what is written and not returned: running statistics, `out=` of some operations
@@ -191,7 +199,7 @@ class Recorder(TorchDispatchMode):
         if not results:
             return ()
         if not written and all(s is not None and s.fresh(g) in read for s, g in places):
-            return ()  # a pure alias: detach, alias, lift_fresh, expand to the same shape
+            return ()
         origin, varying = self._came_from(schema, read)
         outputs = []
         for t, place in zip(results, places, strict=True):

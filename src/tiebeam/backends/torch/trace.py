@@ -1,10 +1,9 @@
 """One forward pass of a PyTorch model as core's graph."""
 
-import gc
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from types import GeneratorType
 from typing import Any, Protocol
@@ -25,6 +24,7 @@ from tiebeam.backends.torch.names import Names, first_paths, module_tree
 from tiebeam.backends.torch.record import Recorder
 from tiebeam.backends.torch.session import module_paths, neutral, reshard, unwrapped
 from tiebeam.backends.torch.shadow import valueless
+from tiebeam.core.collection import no_collection
 from tiebeam.errors import TiebeamError
 from tiebeam.ir import Graph, Op, Origin
 
@@ -104,7 +104,7 @@ def trace(
     now = how or How(compiler=_compiler(), drop=then is None)
     while True:
         try:
-            with _no_collection():  # until its records are gone
+            with no_collection():  # until its records are gone
                 return _trace(model, args, kwargs, now, logits=logits, seed=seed, other=other, then=then)
         except RefusedError as refused:
             again = _otherwise(now, refused)
@@ -183,21 +183,6 @@ def _trace(
         keeper.restore()
     traced = _finish(names, ledger, recorder, measures, inputs, given, list(tensors_of(result, modules=True)))
     return replace(traced, how=how)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Recording makes thousands of small objects: a collection in between would scan the whole process.
-
-    What frees activations is their reference count, as ever.
-    """
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _finish(
