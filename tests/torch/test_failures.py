@@ -39,12 +39,12 @@ class Stops(Tied):
         super().__init__()
         self.head = nn.Linear(64, 300, bias=bias)
         self.head.weight = self.embed.weight
-        self.error, self.left = error, after
+        self.error, self.left = error, [True] * after  # what an attribute is would be put back after each pass
 
     def forward(self, ids: Tensor) -> Tensor:
-        self.left -= 1
-        if self.left < 0:
+        if not self.left:
             raise self.error
+        self.left.pop()
         return super().forward(ids)
 
     def out(self, h: Tensor) -> Tensor:

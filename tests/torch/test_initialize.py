@@ -1,5 +1,6 @@
 """`initialize` on PyTorch models: what is written, what is left, what a failure leaves."""
 
+import itertools
 import types
 
 import pytest
@@ -23,11 +24,10 @@ class Model(nn.Module):
             nn.init.constant_(self.norm.weight, gain)
         self.head = nn.Linear(64, 300, bias=bias)
         self.head.weight = self.embed.weight
-        self.runs, self.fail_at = 0, 0
+        self.runs, self.fail_at = itertools.count(1), 0  # what an attribute is would be put back after each pass
 
     def forward(self, ids: Tensor) -> Tensor:
-        self.runs += 1
-        if self.runs == self.fail_at:
+        if next(self.runs) == self.fail_at:
             raise ValueError("no more")
         x = self.embed(ids)
         return self.head(self.norm(x + torch.tanh(self.mid(x))))
