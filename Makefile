@@ -29,7 +29,7 @@ demo: $(READY) ## a broken model seen, mended and trained
 
 # The whole is to take 15 minutes on two ordinary cores; what fails is a run that takes that long on cores half as fast.
 test: $(READY) ## tests and doctests, a process for each framework
-	$(PYTEST) --budget 2400 -m 'not wide'
+	$(PYTEST) --budget 1800 -m 'not wide'
 
 wide: $(READY) ## the sweeps that `make test` leaves out
 	$(PYTEST) -m wide
