@@ -115,6 +115,12 @@ def test_the_families_are_as_transformers_has_them(pytestconfig: pytest.Config) 
         ({"model_type": "instructblip", "text_config": {"tie_word_embeddings": False}}, False, False),
         ({"model_type": "llama4", "tie_word_embeddings": True}, True, False),
         ({"model_type": "llama4", "text_config": {"tie_word_embeddings": True}}, True, True),
+        ({"model_type": "kosmos-2", "tie_word_embeddings": False}, False, True),
+        (
+            {"model_type": "kosmos-2", "tie_word_embeddings": False, "text_config": {"tie_word_embeddings": False}},
+            False,
+            False,
+        ),
         ({"model_type": "pix2struct", "tie_word_embeddings": True}, True, True),
         ({"model_type": "blt", "tie_word_embeddings": True}, True, True),
         ({"model_type": "unheard", "text_config": {"tie_word_embeddings": True}}, True, True),

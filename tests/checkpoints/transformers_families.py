@@ -15,6 +15,8 @@ SAID: tuple[dict[str, bool], ...] = ({}, {FLAG: False}, {FLAG: True})
 READOUTS = ("loss", "embed_out", "head", "decoder", "output", "proj", "generator", "cls", "unembed")
 # FSMT ties its ends in a method of its own, where the flag is true, and declares no keys.
 UNDECLARED = {"fsmt": ("model.decoder.output_projection.weight", "model.decoder.embed_tokens.weight")}
+# The text model ties its ends by its own scope, whatever the flag above it says.
+INSIDE = frozenset(("kosmos-2",))
 LOOKUPS = ("embed", "shared", "wte", "emb", "w")
 
 
@@ -46,9 +48,14 @@ def family(kind: str) -> dict[str, Any] | None:
         made = [config.from_dict(json.loads(json.dumps(d))) for d in _said(inner)]
     except Exception:  # noqa: BLE001 - each family validates in its own way, and there are hundreds
         return None
-    row: dict[str, Any] = {"flags": "".join("FT"[bool(getattr(c, FLAG, False))] for c in made)}
+    scopes = ["", inner] if kind in INSIDE else [""]
+    row: dict[str, Any] = {"flags": "".join("FT"[any(_flag(c, scope) for scope in scopes)] for c in made)}
     row |= {} if inner is None else {"inner": inner}
     return row | ({} if pair is None else {"readout": pair[0], "table": pair[1]})
+
+
+def _flag(config: Any, scope: str | None) -> bool:
+    return bool(getattr(getattr(config, scope) if scope else config, FLAG, False))
 
 
 def _classes(kind: str) -> Any:

@@ -1,8 +1,9 @@
 """What model families do with the flag, as data: `families.json`, made from transformers 5.24 and tested against it.
 
 A row's `flags` are what a config of the family ends up with, for the flag absent, False and True (of a nested config:
-for each of these at the top, the same three in its `inner` scope). `table` and `readout` are the parameters that the
-class ties where the flag is true; a row without them is of a class that ties nothing itself.
+for each of these at the top, the same three in its `inner` scope, by which the inner model may tie its ends itself).
+`table` and `readout` are the parameters that the class ties where the flag is true; a row without them is of a class
+that ties nothing itself.
 """
 
 import json
