@@ -1,19 +1,18 @@
 """What a run of an experiment costs: a training step beside that of the plain script, two processes beside one.
 
-The plain script is that of the measurements that `schemes` repeats: the same network, logits of the whole batch, their
-cross entropy, AdamW as it comes; one thread, the same batch. The sweep does the same runs one after another on a core,
-and then in two processes on two; their start has a row of its own. Exit status 1 says that a goal was missed.
+The plain script is that of the measurements that `schemes` repeats (`plain_gpt.py`): the same network, logits of the
+whole batch, their cross entropy, AdamW as it comes; one thread, the same batch. The sweep does the same runs one after
+another on a core, and then in two processes on two; their start has a row of its own. Exit status 1 says that a goal
+was missed.
 
     python benchmarks/bench_experiments.py [--runs 3] [--batch 32] [--only step sweep]
 """
 
 import argparse
-import math
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from measuring import Row, medians, show
@@ -21,73 +20,16 @@ from measuring import Row, medians, show
 # isort: split
 # What measuring sets must be set before torch is loaded.
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from plain_gpt import LAYERS, PlainModel, stepping
 
 from tiebeam.experiments.catalog import experiment
 from tiebeam.experiments.runner import Plan, run_sweep
 from tiebeam.experiments.sweep import ask
 from tiebeam.zoo.torch.minigpt import MiniGPT
 
-VOCAB, LENGTH, LAYERS = 33_527, 128, 4
+VOCAB, LENGTH = 33_527, 128
 STEP = {128: 0.5, 512: None}
 SWEEP = 1 / 1.6
-
-
-class PlainBlock(nn.Module):
-    """Pre-norm attention and feed-forward layer."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.heads = max(width // 64, 2)
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        shapes = {
-            "qkv": (width, 3 * width),
-            "mix": (width, width),
-            "up": (width, 4 * width),
-            "down": (4 * width, width),
-        }
-        self.linear = nn.ModuleDict({name: nn.Linear(*shape, bias=False) for name, shape in shapes.items()})
-        for name, layer in self.linear.items():
-            std = layer.in_features**-0.5
-            nn.init.normal_(layer.weight, 0.0, std / math.sqrt(2 * LAYERS) if name in ("mix", "down") else std)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The stream after it."""
-        batch, tokens, width = x.shape
-        split = self.linear["qkv"](self.norms[0](x)).view(batch, tokens, 3, self.heads, width // self.heads)
-        mixed = F.scaled_dot_product_attention(*split.permute(2, 0, 3, 1, 4), is_causal=True)
-        x = x + self.linear["mix"](mixed.transpose(1, 2).reshape(x.shape))
-        return x + self.linear["down"](F.gelu(self.linear["up"](self.norms[1](x))))
-
-
-class PlainModel(nn.Module):
-    """The network as one would write it down: scheme C, its table a bare parameter."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.factor = width**0.5
-        self.table = nn.Parameter(torch.randn(VOCAB, width) * width**-0.5)
-        self.blocks = nn.Sequential(*(PlainBlock(width) for _ in range(LAYERS)))
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Logits, (batch, tokens, vocab)."""
-        return self.norm(self.blocks(F.embedding(ids, self.table) * self.factor)) @ self.table.t()
-
-
-def stepping(model: nn.Module, loss: Callable[[], Tensor], **adam: bool) -> Callable[[], None]:
-    """One update of `model`: backward pass, clipping, AdamW."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.0, **adam)
-
-    def step() -> None:
-        found = loss()
-        optimizer.zero_grad(set_to_none=True)
-        found.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-
-    return step
 
 
 def bench_step(width: int, batch: int, runs: int) -> list[Row]:
@@ -95,16 +37,13 @@ def bench_step(width: int, batch: int, runs: int) -> list[Row]:
     torch.manual_seed(0)
     ids = torch.randint(VOCAB, (batch, LENGTH + 1))
     plain, ours = (
-        PlainModel(width),
+        PlainModel(VOCAB, width),
         MiniGPT.from_scheme("C", vocab=VOCAB, width=width, layers=LAYERS, block_size=LENGTH),
     )
 
-    def by_logits() -> Tensor:
-        return F.cross_entropy(plain(ids[:, :-1]).float().reshape(-1, VOCAB), ids[:, 1:].reshape(-1))
-
     with torch.no_grad():
-        alike = float(by_logits()), float(ours.loss(ids))
-    steps = stepping(plain, by_logits), stepping(ours, lambda: ours.loss(ids), fused=True)
+        alike = float(plain.loss(ids)), float(ours.loss(ids))
+    steps = stepping(plain, lambda: plain.loss(ids)), stepping(ours, lambda: ours.loss(ids), fused=True)
     theirs, mine = medians(runs, *steps, clock=time.thread_time)
     note = f"{theirs:.2f} s; first losses {alike[0]:.2f} and {alike[1]:.2f}"
     return [Row(f"step at width {width}: MiniGPT / plain script", mine / theirs, STEP.get(width), note=note)]

@@ -19,6 +19,7 @@ from measuring import Row, medians, peak_above, show
 # What measuring sets must be set before torch is loaded.
 import torch
 import torch.nn.functional as F
+from plain_gpt import LAYERS, PlainModel, stepping
 from torch.nn import LinearCrossEntropyOptions
 
 from tiebeam.blocks.readout_loss.torch.precision import multiplies_bfloat16
@@ -142,42 +143,42 @@ def bench_errors(width: int) -> list[Row]:
 
 
 def bench_step(tokens: int, width: int, runs: int) -> list[Row]:
-    """A training step of a GPT of four layers."""
+    """A training step of a GPT of four layers, beside that of the plain script of `schemes`."""
     length = 128
     ids = torch.randint(VOCAB, (tokens // length, length + 1), generator=torch.Generator().manual_seed(0))
-    works = []
-    for kind, by_logits in (("fp32", True), ("fp32", False), ("bf16", False)):
-        model = MiniGPT.from_scheme("C", vocab=VOCAB, width=width, layers=4, block_size=length)
-        model.to(DTYPES[kind])
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    plain, chunked = PlainModel(VOCAB, width), PlainModel(VOCAB, width)
 
-        def step(
-            model: MiniGPT = model, optimizer: torch.optim.Optimizer = optimizer, by_logits: bool = by_logits
-        ) -> None:
-            loss = (
-                F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
-                if by_logits
-                else model.loss(ids)
-            )
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
+    def ours(dtype: torch.dtype) -> MiniGPT:
+        return MiniGPT.from_scheme("C", vocab=VOCAB, width=width, layers=LAYERS, block_size=length).to(dtype)
 
-        works.append(step)
-    plain, ours, narrow = medians(runs, *works, clock=time.thread_time)
-    native = multiplies_bfloat16("cpu")
+    wide, logits, narrow = ours(torch.float32), ours(torch.float32), ours(torch.bfloat16)
+    targets = ids[:, 1:].flatten()
+    steps = {
+        "the plain script": stepping(plain, lambda: plain.loss(ids)),
+        "fp32: torch's own, best chunk": stepping(
+            chunked, lambda: torchs_best(chunked.hidden(ids[:, :-1]).flatten(0, 1), chunked.table, targets)
+        ),
+        "fp32: MiniGPT by logits": stepping(
+            logits, lambda: F.cross_entropy(logits(ids[:, :-1]).flatten(0, 1), targets), fused=True
+        ),
+        "fp32: MiniGPT.loss": stepping(wide, lambda: wide.loss(ids), fused=True),
+        "bf16: MiniGPT.loss": stepping(narrow, lambda: narrow.loss(ids), fused=True),
+    }
+    goals: dict[str, float] = {}
+    if width == 128:
+        goals["fp32: MiniGPT.loss"] = STEP["fp32"]
+        if multiplies_bfloat16("cpu"):
+            goals["bf16: MiniGPT.loss"] = STEP["bf16"]
+    seconds = dict(zip(steps, medians(runs, *steps.values(), clock=time.thread_time), strict=True))
+    first = seconds.pop("the plain script")
     return [
         Row(
-            f"step of a GPT, width {width}, fp32: MiniGPT.loss / by logits",
-            ours / plain,
-            STEP["fp32"] if width == 128 else None,
-            note=f"{plain:.2f} s",
-        ),
-        Row(
-            f"step of a GPT, width {width}, bf16: MiniGPT.loss / by logits, fp32",
-            narrow / plain,
-            STEP["bf16"] if native and width == 128 else None,
-        ),
+            f"step of a GPT, width {width}, {name} / plain script",
+            taken / first,
+            goals.get(name),
+            note=f"{taken:.2f} s",
+        )
+        for name, taken in seconds.items()
     ]
 
 
