@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 from measuring import Row, medians, peak_above, show
@@ -18,6 +19,7 @@ from measuring import Row, medians, peak_above, show
 # isort: split
 # What measuring sets must be set before torch is loaded.
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import tiebeam
@@ -55,6 +57,26 @@ def llama(layers: int = 80) -> tuple[torch.nn.Module, tuple[object, ...], dict[s
     return model.bfloat16(), (), {"input_ids": ids, "attention_mask": mask}
 
 
+class Through(TorchDispatchMode):
+    """The floor of recording below autograd: a mode that does nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Noting(TorchDispatchMode):
+    """The peer: a mode that notes each operation and the tensors it read and made, and holds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.notes.append((func, args, kwargs, out))
+        return out
+
+
 MODELS = {"gpt2": gpt2, "llama": llama}
 
 
@@ -71,12 +93,21 @@ def works(name: str, layers: int | None = None) -> dict[str, Work]:
         with mock.patch.object(tracing, "_finish", return_value=UNREAD):
             tracing.trace(model, args, kwargs)
 
+    def within(mode: type[TorchDispatchMode]) -> Work:
+        def run() -> None:
+            with mode():
+                model(*args, **kwargs)
+
+        return run
+
     return {
         "plain": plain,
         "grad": lambda: model(*args, **kwargs),
         "record": record,
         "trace": lambda: tracing.trace(model, args, kwargs),
         "inspect": lambda: tiebeam.inspect(model, inputs),
+        "through": within(Through),
+        "noting": within(Noting),
     }
 
 
@@ -102,13 +133,15 @@ def print_peak(name: str, work: str) -> None:
 def bench_gpt2(runs: int) -> list[Row]:
     """Rows of GPT-2 small on real weights."""
     todo = works("gpt2")
-    plain, grad, recorded, traced, seen = medians(runs, *todo.values())
+    plain, grad, recorded, traced, seen, through, noting = medians(runs, *todo.values())
     rows = [
         Row("gpt2: inspect / plain forward", seen / plain, 1.5, note=f"plain {plain * 1e3:.0f} ms"),
         Row("gpt2: recording alone / plain forward", recorded / plain, 1.1),
         Row("gpt2: recording and graph / plain forward", traced / plain),
         Row("gpt2: inspect / forward with grad", seen / grad),
         Row("gpt2: recording alone / forward with grad", recorded / grad),
+        Row("gpt2: a dispatch mode that does nothing / plain forward", through / plain),
+        Row("gpt2: a dispatch mode that notes and holds / plain forward", noting / plain),
     ]
     usual, ours = peak("gpt2", "grad"), peak("gpt2", "inspect")
     if usual is not None and ours is not None:
@@ -120,7 +153,7 @@ def bench_gpt2(runs: int) -> list[Row]:
 def bench_llama(runs: int) -> list[Row]:
     """Rows of the large Llama on meta."""
     todo = works("llama")
-    plain, grad, recorded, traced, seen = medians(runs, *todo.values())
+    plain, grad, recorded, traced, seen, *_ = medians(runs, *todo.values())
     rows = [
         Row("llama 70B, meta: inspect / plain forward", seen / plain, 2.5, note=f"plain {plain:.2f} s"),
         Row("llama 70B, meta: recording alone / plain forward", recorded / plain),

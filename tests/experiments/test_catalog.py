@@ -7,6 +7,8 @@ import pytest
 
 from tiebeam.experiments.catalog import EXPERIMENTS, experiment, late_untie
 from tiebeam.experiments.chain import Chain
+from tiebeam.experiments.paired import beside
+from tiebeam.experiments.records import Run
 from tiebeam.experiments.runner import Plan, run_sweep
 from tiebeam.experiments.spec import PROFILES
 from tiebeam.experiments.store import Store
@@ -205,6 +207,21 @@ def test_an_interval_is_students():
     assert Spread.of([1.0]).half is None
     assert str(Spread.of([1.0, math.nan])) == "diverged"
     assert Spread.of([]).count == 0
+
+
+def ended(seed, last):
+    """A run that is over."""
+    return Run(1, "x", "", {"seed": seed}, "finished", 0.0, 1.0, None, {}, "", "", {"last": last}, {})
+
+
+def test_models_are_compared_seed_by_seed_so_that_what_a_seed_does_to_both_is_no_doubt():
+    one, other = [ended(0, 5.0), ended(1, 9.0)], [ended(1, 8.5), ended(0, 4.75), ended(2, 1.0)]
+    found = beside(one, other)
+    assert (found.mean, found.count) == (0.375, 2)
+    assert found.half == pytest.approx(12.706 * 0.125)
+    assert found.half < Spread.of([5.0, 9.0]).half
+    assert beside(one, [ended(2, 1.0)]) is None
+    assert beside(one, []) is None
 
 
 def test_a_row_that_does_not_fit_its_table_is_refused():

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tiebeam.errors import BackendError, InputError, RangeError, StoreError
 from tiebeam.experiments import catalog, runner
@@ -225,6 +226,28 @@ def test_cores_are_shared_out_and_never_promised_twice():
     assert shared_out(None, 8, "cuda") == (1, None)
     with pytest.raises(RangeError, match="at least 1"):
         shared_out(0, 1, "cpu")
+
+
+def test_a_gpu_is_asked_for_bfloat16_where_a_run_leaves_its_precision_open(tmp_path, monkeypatch):
+    small = {"data": ["synthetic"], "cache": tmp_path}
+    for there, device, precision in ((False, "cpu", "fp32"), (True, "cuda", "bf16")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        asked = ask(experiment("late-untie"), "smoke", {}, **small)
+        assert (asked.device, {config["precision"] for config in asked.configs}) == (device, {precision})
+        assert ask(experiment("std-grid"), "smoke", {}, cache=tmp_path).device == "cpu"  # NumPy has no use for it
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_trains_as_a_processor_does(tmp_path):
+    what = experiment("late-untie")
+    asked = ask(what, "smoke", {"steps": 4}, data=["synthetic"], cache=tmp_path)
+    found = []
+    for device in ("cuda", "cpu"):
+        path = tmp_path / f"{device}.sqlite"
+        assert run_sweep(what, asked.configs, Plan(path, asked.tokens, workers=1, device=device))["failed"] == 0
+        with Store(path) as store:
+            found.append({run.hash: run.results["last"] for run in store.runs("late-untie")})
+    assert found[0] == pytest.approx(found[1], rel=0.02)
 
 
 @pytest.mark.slow

@@ -5,10 +5,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tiebeam.experiments.paired import NOTE, beside
 from tiebeam.experiments.rates import best_rate
 from tiebeam.experiments.sizes import LAPTOP, PAPER, SMOKE, TRAINED
 from tiebeam.experiments.spec import Experiment, Settings, Work
-from tiebeam.experiments.tables import Figure, Spread, Table, grouped, mean_line
+from tiebeam.experiments.tables import Figure, Table, grouped, mean_line
 
 if TYPE_CHECKING:
     from tiebeam.experiments.records import Run
@@ -76,14 +77,13 @@ def work(given: Work) -> Mapping[str, float]:
 def tables(runs: "Sequence[Run]") -> list[Table]:
     """Each model at its best rate, with what its tables cost."""
     found = {variant: best_rate(same) for variant, same in grouped(runs, _variant).items()}
-    tied = {r.config["seed"]: r.results["last"] for r in found["tied"][2]} if "tied" in found else {}
+    tied = found["tied"][2] if "tied" in found else []
     rows = []
     for variant, (rate, loss, same) in found.items():
         config, results = same[0].config, same[0].results
         rank = config["narrow"] if VARIANTS[variant][2] else config["width"]
         counts = (int(results["table parameters"]), int(results["parameters"]))
-        apart = [r.results["last"] - tied[r.config["seed"]] for r in same if r.config["seed"] in tied]
-        rows.append((variant, *counts, rank, f"{rate:g}", loss, Spread.of(apart) if apart else None))
+        rows.append((variant, *counts, rank, f"{rate:g}", loss, beside(same, tied)))
     columns = (
         "model",
         "parameters of tables",
@@ -96,7 +96,7 @@ def tables(runs: "Sequence[Run]") -> list[Table]:
     config = runs[0].config
     notes = (
         f"Width {config['width']}, narrow {config['narrow']}; a product of its own leads from each narrow table.",
-        "Beside tied: the mean of differences between runs of one seed, which are of the same batches.",
+        NOTE.format("tied"),
         "Chung et al. and ALBERT measured encoders on tasks after training; this is the loss of a small causal model.",
         *sorted({f"text: {r.config['data']['label']}" for r in runs}),
     )

@@ -17,7 +17,7 @@ SCHEME = "D"
 
 PROFILES: dict[str, dict[str, Any]] = {
     "paper": {**PAPER, "widths": [64, 128, 256, 512], "rates": [2.0**-k for k in range(12, 4, -1)], "seeds": [0, 1]},
-    "laptop": {**LAPTOP, "widths": [32, 64, 128], "rates": [2.0**-k for k in range(9, 3, -1)], "seeds": [0]},
+    "laptop": {**LAPTOP, "widths": [32, 64, 128], "rates": [2.0**-k for k in range(9, 3, -1)], "seeds": [0, 1]},
     "smoke": {**SMOKE, "widths": [32, 64], "rates": [2.0**-8, 2.0**-6], "seeds": [0]},
 }
 

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tiebeam.experiments.paired import NOTE, beside
 from tiebeam.experiments.sizes import LAPTOP, PAPER, SMOKE, TRAINED
 from tiebeam.experiments.spec import Experiment, Settings, Work
 from tiebeam.experiments.tables import Figure, Line, Spread, Table, grouped
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 _COMMON: dict[str, Any] = {"schemes": ["C", "F"], "weights": [0.0, 0.5, 1.0, 2.0, 4.0]}
 PROFILES: dict[str, dict[str, Any]] = {
     "paper": {**PAPER, **_COMMON, "width": 512, "rate": 3e-3, "seeds": [0, 1]},
-    "laptop": {**LAPTOP, **_COMMON, "width": 64, "rate": 8e-3, "seeds": [0, 1]},
+    "laptop": {**LAPTOP, **_COMMON, "width": 64, "rate": 8e-3, "seeds": [0, 1, 2, 3, 4]},
     "smoke": {**SMOKE, **_COMMON, "schemes": ["C"], "weights": [0.0, 1.0], "width": 32, "rate": 4e-3, "seeds": [0]},
 }
 
@@ -46,14 +47,17 @@ def tables(runs: "Sequence[Run]") -> list[Table]:
     """Validation loss by weight, and against the plain gradient."""
     rows = []
     for scheme, here in grouped(runs, lambda r: str(r.config["scheme"])).items():
-        losses = {
-            weight: Spread.of(r.results["last"] for r in same)
-            for weight, same in grouped(here, lambda r: float(r.config["weight"])).items()
-        }
-        plain = losses[1.0].mean if 1.0 in losses else None
-        rows += [(scheme, w, loss, None if plain is None else loss.mean - plain) for w, loss in sorted(losses.items())]
+        by_weight = grouped(here, lambda r: float(r.config["weight"]))
+        plain = by_weight.get(1.0, [])
+        rows += [
+            (scheme, weight, Spread.of(r.results["last"] for r in same), beside(same, plain))
+            for weight, same in sorted(by_weight.items())
+        ]
     columns = ("scheme", "weight of the lookup's gradient", "validation loss", "beside weight 1")
-    notes = ("Weight 0: the table learns from the readout alone, and the lookup reads what that makes of it.",)
+    notes = (
+        "Weight 0: the table learns from the readout alone, and the lookup reads what that makes of it.",
+        NOTE.format("weight 1"),
+    )
     return [Table("Mixing the roles", columns, tuple(rows), notes)]
 
 
