@@ -19,7 +19,7 @@ LAPTOP: dict[str, Any] = {
     "block": 64,
     "batch": 8,
     "warmup": 16,
-    "steps": 120,
+    "steps": 300,
     "validation": 32,
     "data": "stdlib",
     "vocab": 2048,
