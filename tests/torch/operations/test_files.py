@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import tiebeam
 from tiebeam.errors import InputError, ShapeError, TieError
+from tiebeam.torch import TiedEmbedding
 
 TIE = ("embed.weight", "head.weight")
 
@@ -33,6 +34,23 @@ def test_a_table_is_written_once_and_its_other_name_stands_beside_it(tmp_path: P
     load_model(again, tmp_path / "m.safetensors")  # as safetensors itself reads it
     assert torch.equal(again(IDS), model(IDS))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.safetensors"]
+
+
+@pytest.mark.parametrize("width", [32, 16], ids=["whole", "factorised"])
+def test_a_block_that_reads_itself_out_is_saved_as_tied(width: int, tmp_path: Path) -> None:
+    def model() -> nn.Module:
+        return nn.ModuleDict({"embed": TiedEmbedding(2000, 32, table_width=width), "norm": nn.LayerNorm(32)})
+
+    saved, again, third = model(), model(), model()
+    file = file_of(saved, tmp_path)
+    found = tiebeam.checkpoints.inspect(file)
+    assert (found.state, [f for f in found.findings if f.severity != "info"]) == ("omitted", [])
+    tiebeam.load(again, file)  # strictly: a name for what is no parameter is none that the model lacks
+    load_model(third, file)
+    for one in (again, third):
+        assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), one.parameters(), strict=True))
+    with safe_open(file_of(saved["embed"], tmp_path, "alone.safetensors"), "pt") as alone:
+        assert alone.metadata() == {"format": "pt", "readout": "weight"}
 
 
 def test_what_was_saved_loads_strictly_and_stays_tied(tmp_path: Path) -> None:

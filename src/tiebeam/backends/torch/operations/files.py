@@ -5,7 +5,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from tiebeam.backends.torch.operations.slots import check_whole, slots
+from tiebeam.blocks.torch import TiedEmbedding
 from tiebeam.core.operations.transaction import Transaction
 from tiebeam.errors import InputError, TieError
 
@@ -68,7 +69,7 @@ def write(model: nn.Module, file: Path, apart: Collection[str] = ()) -> tuple[tu
         if t.untyped_storage()._cdata in seen:
             tensors[name] = t.clone()
         seen.add(t.untyped_storage()._cdata)
-    aliases = {alias: names[0] for names in groups for alias in names[1:]}
+    aliases = {alias: names[0] for names in groups for alias in names[1:]} | _read_out(model, groups)
     if file.exists() and not file.stat().st_mode & 0o222:
         raise InputError(f"{file} is read-only", expected="a file that may be replaced, or another name")
     try:
@@ -84,6 +85,13 @@ def write(model: nn.Module, file: Path, apart: Collection[str] = ()) -> tuple[tu
         Path(name).unlink(missing_ok=True)
         raise
     return tuple(names for names in groups if len(names) > 1)
+
+
+def _read_out(model: nn.Module, groups: Sequence[tuple[str, ...]]) -> dict[str, str]:
+    """Names for the readouts that are no parameter, as `TiedEmbedding`'s is: else a file seems to lack them."""
+    stored = {name: names[0] for names in groups for name in names}
+    blocks = [(f"{path}." if path else "", m) for path, m in model.named_modules() if isinstance(m, TiedEmbedding)]
+    return {f"{front}readout": stored[f"{front}weight"] for front, _ in blocks if f"{front}weight" in stored}
 
 
 def _apart(names: tuple[str, ...], apart: Collection[str]) -> Iterator[tuple[str, ...]]:
