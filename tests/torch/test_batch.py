@@ -1,5 +1,6 @@
 """Operations are settled in batches: what a model does in between is seen all the same."""
 
+import gc
 import weakref
 from collections.abc import Callable
 from unittest import mock
@@ -161,6 +162,23 @@ def _told(graph: Graph) -> list[object]:
     """All of the graph but the numbers of values: a parameter has its own sooner in a batch."""
     shapes = [v.shape for v in graph.values]
     return [(n.op, [shapes[v] for v in n.inputs], n.axes, n.attached, n.where, n.recorded) for n in graph.nodes]
+
+
+def test_what_was_looked_at_is_freed_without_the_garbage_collector() -> None:
+    """The pass runs without it: a circle would keep the model until some later collection."""
+    model = Tied(lambda _, x: x)
+    tiebeam.inspect(model, IDS)  # what is imported and kept once
+    gc.collect()
+    gc.disable()
+    try:
+        tiebeam.inspect(model, IDS)
+        assert gc.collect() == 0
+        tiebeam.initialize(model, IDS)
+        gone = weakref.ref(model)
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_what_waits_holds_no_activation_but_those_of_the_residual_stream() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import is_grad_enabled
 
 from tiebeam.backends.torch.ledger import Geometry, Storage, geometry, number_of
 from tiebeam.backends.torch.measure import STREAM
@@ -70,7 +71,7 @@ class BatchRecorder(Recorder):
         except (NotImplementedError, RuntimeError, ValueError):  # a tensor without a storage
             self.settle()
             return super().__torch_dispatch__(func, types, args, kwargs)
-        where, recorded, sequence, ordinal = self.modules[-1], torch.is_grad_enabled(), latest_node(), self.ran
+        where, recorded, sequence, ordinal = self.modules[-1], is_grad_enabled(), latest_node(), self.ran
         self.ran += schema.name != "detach"  # how often a tensor is detached depends on who looks on
         out = func(*args, **kwargs) if kwargs else func(*args)
         if schema.name == "clone":
@@ -95,12 +96,18 @@ class BatchRecorder(Recorder):
     def _taken(self, args: Any, read: list[Ref]) -> tuple[Any, ...]:
         """Arguments with a `Ref` for each tensor, whose value is found now where it may be another thing later."""
         refs: list[Any] = []
+        storages, objects, made = self.ledger.storages, self.ledger.objects, self._made
         for a in args:
             kind = type(a)
             if kind in _NUMBERS:
                 refs.append(a)
             elif isinstance(a, torch.Tensor):
-                value = self._place(a) if kind is torch.Tensor else None
+                value: Any = None
+                if kind is torch.Tensor:
+                    # The memory of a value: nobody has to be asked what lies there.
+                    storage = storages.get(a.untyped_storage()._cdata)
+                    if storage is not None and (storage.key in made or storage.values) and id(a) not in objects:
+                        value = storage, geometry(a)
                 attached = a.requires_grad or (bool(self.resolved) and self.written_out(a))
                 ref = Ref(self._value(a) if value is None else value, attached if self.autograd else None)
                 read.append(ref)
@@ -110,13 +117,6 @@ class BatchRecorder(Recorder):
             else:
                 refs.append(a)
         return tuple(refs)
-
-    def _place(self, t: torch.Tensor) -> Place | None:
-        """Where a tensor lies, if that is the memory of a value, so that nobody has to be asked what it is."""
-        storage = self.ledger.storages.get(t.untyped_storage()._cdata)
-        if storage is None or not (storage.values or storage.key in self._made) or id(t) in self.ledger.objects:
-            return None
-        return storage, geometry(t)
 
     def _value(self, t: torch.Tensor) -> int:
         """The value of a tensor now; what made its memory comes first."""

@@ -82,13 +82,11 @@ class Measures:
         return name in PRODUCTS and isinstance(out, torch.Tensor) and self._may_be_role(args, out)
 
     def of_stream(self, out: Any) -> torch.Tensor | None:
-        """The tensor of the residual stream that an operation made, if any."""
+        """The tensor of the residual stream that an operation made, if any; whether it is real is asked later."""
         first = out if isinstance(out, torch.Tensor) else out[0] if isinstance(out, tuple) and out else None
         if not isinstance(first, torch.Tensor) or first.numel() != self._numel or first.ndim < 2:
             return None
-        if not first.is_floating_point():
-            return None
-        return first if _real(first) else None
+        return first if first.is_floating_point() else None
 
     def flow(self, value: int, t: torch.Tensor) -> None:
         """The residual stream goes on to `t`."""

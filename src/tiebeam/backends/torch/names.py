@@ -31,19 +31,19 @@ def module_tree(model: nn.Module) -> Paths:
     if isinstance(model, StandIn):
         return model.module_paths()
     paths: Paths = []
-    above: set[int] = set()  # a module may hold the one that it is part of
-
-    def visit(path: str, module: nn.Module) -> None:
-        paths.append((path, module))
-        above.add(id(module))
-        front = f"{path}." if path else ""
-        for name, child in module._modules.items():
-            if child is not None and id(child) not in above:
-                visit(front + name, child)
-        above.remove(id(module))
-
-    visit("", model)
+    _visit("", model, paths, set())
     return paths
+
+
+def _visit(path: str, module: nn.Module, paths: Paths, above: set[int]) -> None:
+    """Add a module and what is in it; `above` are those that it is part of, for a module may hold one of them."""
+    paths.append((path, module))
+    above.add(id(module))
+    front = f"{path}." if path else ""
+    for name, child in module._modules.items():
+        if child is not None and id(child) not in above:
+            _visit(front + name, child, paths, above)
+    above.remove(id(module))
 
 
 def first_paths(tree: Paths) -> Paths:

@@ -1,7 +1,6 @@
 """What an ATen overload's schema says: which arguments it writes, and whether it is elementwise."""
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -34,9 +33,18 @@ class Schema:
     reads_alone: bool = False
 
 
-@cache
+_KNOWN: dict[int, tuple[Any, Schema]] = {}  # by id: an overload's own hash is a function of Python's, called each time
+
+
 def schema_of(func: Any) -> Schema:
     """Schema facts of an `OpOverload`; a higher-order operator is an opaque name, of a namespace of its own."""
+    known = _KNOWN.get(id(func))
+    if known is None:
+        known = _KNOWN[id(func)] = func, _read(func)  # held: its id stays its own
+    return known[1]
+
+
+def _read(func: Any) -> Schema:
     if not isinstance(func, torch._ops.OpOverload):
         return Schema(f"higher_order.{func}", (), (), False, False)
     namespace, _, rest = func._schema.name.partition("::")
