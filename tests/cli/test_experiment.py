@@ -98,6 +98,7 @@ def test_the_page_holds_tables_pictures_the_seeds_figures_and_the_command(run, h
         (("run", "rank", "--set", "seeds"), "KEY=VALUE"),
         (("run", "rank", "--data", "x.txt"), "reads no text"),
         (("show", "rank"), "no store at"),
+        (("run", "schemes", "--set", "schemes=[C]"), """--set 'schemes=["C", "D"]'"""),
         (("export", "rank", "--format", "xml"), "csv or json"),
         (("run", "rank", "--store", "absent/runs.sqlite"), "cannot be written"),
     ],

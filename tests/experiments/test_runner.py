@@ -320,7 +320,7 @@ def test_what_does_not_fit_is_said_before_any_run(tmp_path):
     what = experiment("init-stats")
     for changes, said in [
         ({"nothing": 1}, r"(?s)no setting 'nothing'.*block, data"),
-        ({"block": "long"}, "(?s)setting 'block'.*a int"),
+        ({"block": "long"}, "(?s)setting 'block'.*an integer"),
         ({"widths": []}, "empty"),
     ]:
         with pytest.raises(RangeError, match=said):

@@ -24,6 +24,7 @@ from tiebeam.experiments.sweep import last_runs
 from tiebeam.experiments.tables import Table
 from tiebeam.reports.jsontext import portable
 
+_SMOKE = "profile smoke: shows that it runs, and nothing else"
 _WIDEST = 1000  # columns, to measure in
 _FOREIGN = frozenset({"data", "precision", "seed"})  # parts of a config that do not tell runs of a sweep apart
 
@@ -61,7 +62,14 @@ def changes(
             raise RangeError("--set", got=each, expected="KEY=VALUE")
         try:
             found[key] = json.loads(value)
-        except json.JSONDecodeError:
+        except json.JSONDecodeError as error:
+            if value.lstrip()[:1] in ("[", "{", '"'):  # meant as JSON: most often a shell has taken the quotes
+                raise RangeError(
+                    f"--set {key}",
+                    got=value,
+                    expected="JSON, or a bare word",
+                    hint=f'quote the whole, and the words in it: --set \'{key}=["C", "D"]\'',
+                ) from error
             found[key] = value  # a bare word is a string
     there = experiment.profiles.get(profile, {})
     if width is not None:
@@ -128,6 +136,7 @@ def shown(experiment: Experiment, path: Path, form: Format, counts: Mapping[str,
     if form is Format.markdown:
         head = [f"# {experiment.name}", experiment.claim, f"After {experiment.source}."]
         left = [_left(missing, len(runs))] if missing else []
+        left += [_SMOKE] if sweep.profile == "smoke" else []
         return "\n\n".join([*head, *left, *(t.to_markdown() for t in tables), f"```text\n{sweep.command}\n```"])
     return _as_text(experiment, sweep, missing, len(runs), tables)
 
@@ -154,7 +163,7 @@ def _as_text(experiment: Experiment, sweep: Sweep, missing: int, there: int, tab
 
     parts = wrapped(f"{experiment.name}: {experiment.claim}", f"after {experiment.source}")
     parts += wrapped(_left(missing, there)) if missing else []
-    parts += wrapped("profile smoke: shows that it runs, and nothing else") if sweep.profile == "smoke" else []
+    parts += wrapped(_SMOKE) if sweep.profile == "smoke" else []
     for table in tables:
         parts += [*wrapped(table.title), _grid(table, width), *wrapped(*table.notes)]
     return "\n".join([*parts, sweep.command])
@@ -183,15 +192,19 @@ def _left(missing: int, there: int) -> str:
     return f"{missing} of {missing + there} runs are not done yet"
 
 
+def _runs(number: int) -> str:
+    return f"{number} run{'s' * (number != 1)}"
+
+
 def complain(experiment: Experiment, path: Path, counts: Mapping[str, int]) -> None:
     """Say on standard error what failed or diverged."""
     if counts["diverged"]:
-        note(f"{counts['diverged']} runs diverged")
+        note(f"{_runs(counts['diverged'])} diverged")
     if not counts["failed"]:
         return
     with Store(path) as store:
         failed = [run for run in store.runs(experiment.name) if run.status == "failed"]
-    note(f"{counts['failed']} runs failed, and will be tried again by the same command; the last: {failed[-1].error}")
+    note(f"{_runs(counts['failed'])} failed, and will be tried again by the same command; the last: {failed[-1].error}")
 
 
 def broken_off(experiment: Experiment, path: Path, configs: Sequence[Mapping[str, Any]]) -> str:

@@ -28,6 +28,8 @@ def to_html(experiment: "Experiment", sweep: "Sweep", runs: "Sequence[Run]", mis
     """
     body = [element("h1", experiment.name), element("p", experiment.claim, class_="verdict good")]
     body.append(element("p", f"After {experiment.source}. Profile: {sweep.profile}.", class_="soft"))
+    if sweep.profile == "smoke":
+        body.append(element("p", "This profile shows that it runs, and nothing else.", class_="verdict warning"))
     if missing:
         said = f"{missing} of {missing + len(runs)} runs are not done yet: these figures are of the others."
         body.append(element("p", said, class_="verdict warning"))
@@ -57,7 +59,8 @@ def _origin(runs: "Sequence[Run]") -> list[Markup]:
     versions = sorted({f"{name} {version}" for run in runs for name, version in run.versions.items()})
     commits = sorted({run.commit for run in runs if run.commit})
     seeds = sorted({int(run.config["seed"]) for run in runs if "seed" in run.config})
-    said = [f"{len(runs)} runs, seeds {', '.join(map(str, seeds)) or 'none'}."]
+    many = "" if len(seeds) == 1 else "s"
+    said = [f"{len(runs)} runs, seed{many} {', '.join(map(str, seeds)) or 'none'}."]
     said += [f"Made with {', '.join(versions)}."] if versions else []
     said += [f"Commit {', '.join(commits)}."] if commits else []
     said.append("± is half the 95 % interval of the mean over seeds (Student's t).")

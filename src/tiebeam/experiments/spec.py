@@ -99,6 +99,9 @@ class Experiment:
         return found
 
 
+_KINDS = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
+
+
 def _like(old: Any, new: Any, what: str) -> Any:
     """`new`, as long as it is what `old` was; one value stands for a list of one."""
     if isinstance(old, list | tuple):
@@ -109,5 +112,5 @@ def _like(old: Any, new: Any, what: str) -> Any:
     if isinstance(old, float) and isinstance(new, int) and not isinstance(new, bool):
         return float(new)
     if old is not None and new is not None and type(old) is not type(new):
-        raise RangeError(what, got=repr(new), expected=f"a {type(old).__name__}")
+        raise RangeError(what, got=repr(new), expected=_KINDS.get(type(old), f"a {type(old).__name__}"))
     return new

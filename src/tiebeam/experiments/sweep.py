@@ -1,5 +1,6 @@
 """From what a user asks for to the runs of a sweep: settings, text, device; everything is checked before any run."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -81,7 +82,7 @@ def last_runs(store: Store, experiment: Experiment) -> tuple[Sweep, list[Run], i
     if sweep is None:
         raise InputError(
             f"the store '{store.path}' has no run of '{experiment.name}'",
-            hint=f"tiebeam experiment run {experiment.name} --profile smoke",
+            hint=f"tiebeam experiment run {experiment.name} --profile smoke --store {shlex.quote(str(store.path))}",
         )
     by_hash = {run.hash: run for run in store.runs(experiment.name) if run.status in ("finished", "diverged")}
     there = [by_hash[key] for key in sweep.hashes if key in by_hash]

@@ -207,7 +207,8 @@ def check_weights(given: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tup
             got="; ".join(
                 f"{what}: {', '.join(names)}" for what, names in (("missing", missing), ("unknown", more)) if names
             ),
-            hint="the config must be that of the model that they come from",
+            hint="the config must be that of the model that they come from; a tied table goes once, as embed.weight: "
+            "named_parameters() of a PyTorch model gives it so, state_dict() under a second name too",
         )
     for name, shape in wanted.items():
         if given[name] != shape:
