@@ -12,8 +12,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+import tiebeam
 from tiebeam.errors import InputError
-from tiebeam.torch import TiedEmbedding, readout_loss
+from tiebeam.torch import TiedEmbedding, readout_loss, use_readout_loss
 
 PROCESSES = 2
 CASES = {
@@ -79,6 +80,71 @@ def rows_sharded(mesh, name, spread):
     assert found[1].placements == (Shard(0),)
 
 
+def beside_a_sharded_table(mesh):
+    """Targets, weights and ids that are spread too; a table of which a process holds no row."""
+    for vocab, size in ((9, 1.0), (1, 1.0), (1, 300.0)):
+        problem = Problem.of((2, 5), vocab, size=size, weight=True)
+        loss, *want = problem.run(cross_entropy)
+        table = distribute_tensor(problem.table.detach(), mesh, [Shard(0)]).requires_grad_()
+        spread = {name: distribute_tensor(problem.targets, mesh, [Shard(0)]) for name in ("targets", "ids")}
+        weight = distribute_tensor(problem.options["weight"], mesh, [Replicate()])
+        found, _ = readout_loss(problem.hidden, table, **spread, weight=weight, returns="stats")
+        torch.testing.assert_close(found.detach(), loss)
+        grads = torch.autograd.grad(found * 0.3, [problem.hidden, table])
+        torch.testing.assert_close([grads[0], grads[1].full_tensor()], want, rtol=1e-9, atol=1e-11)
+    with pytest.raises(InputError, match=r"a DTensor beside it: weight(.|\n)*Hint: weight\.full_tensor"):
+        readout_loss(problem.hidden, problem.table, problem.targets, weight=weight)
+
+
+class Own(nn.Module):
+    """Computes its logits, and its loss where there are labels."""
+
+    def __init__(self, unused=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.body, self.head = nn.Embedding(32, 8), nn.Linear(8, 8), nn.Linear(8, 32, bias=False)
+        self.head.weight = self.embed.weight
+        if unused:
+            self.unused = nn.Linear(2, 2)
+
+    def forward(self, ids, labels=None):
+        logits = self.head(self.body(self.embed(ids)))
+        return (logits,) if labels is None else (loss_of(logits, labels), logits)
+
+
+def loss_of(logits, labels):
+    return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def dropped_in(rank, mesh):
+    """Wrappers follow the graph of what a model returns, and hook into it."""
+    every = torch.arange(20).view(4, 5)
+    own, model = every.chunk(PROCESSES)[rank], Own()
+    report = tiebeam.inspect(model, every)
+    loss_of(model(every)[0], every).backward()
+    want = [model.embed.weight.grad, model.body.weight.grad]
+
+    def check(model, wrapped, labels, logits):
+        with use_readout_loss(wrapped, report) as in_use:
+            for _ in range(2):
+                wrapped.zero_grad()
+                (wrapped(own, own)[0] if labels else loss_of(wrapped(own)[0], own)).backward()
+        assert in_use.tally.logits <= logits, in_use.tally
+        grads = [model.embed.weight.grad, model.body.weight.grad]
+        torch.testing.assert_close([g.full_tensor() if isinstance(g, DTensor) else g for g in grads], want)
+
+    for labels in (True, False):
+        for options, logits in (({}, 0), ({"find_unused_parameters": True}, 2), ({"static_graph": True}, 1)):
+            model = Own(unused=bool(options))
+            check(model, nn.parallel.DistributedDataParallel(model, **options), labels, logits)
+        model = Own()
+        check(model, fully_shard(model, mesh=mesh, reshard_after_forward=labels), labels, 0 if labels else 2)
+    with use_readout_loss(model := fully_shard(Own(), mesh=mesh, reshard_after_forward=True), report):
+        logits = model(own)[0]
+        with pytest.raises(InputError, match=r"resharded since(.|\n)*Hint: .*labels="):
+            loss_of(logits, own)
+
+
 def statistics(mesh):
     problem = Problem.of((2, 5), ignored=2)
     inputs = problem.targets.clamp(0).flip(0)
@@ -111,6 +177,8 @@ def work(rank, file):
     for name in CASES:
         rows_sharded(mesh, name, spread=False)
     rows_sharded(mesh, "capped", spread=True)
+    beside_a_sharded_table(mesh)
+    dropped_in(rank, mesh)
     statistics(mesh)
     refused(rank, mesh)
     dist.barrier()

@@ -15,7 +15,7 @@ from flax import linen, nnx
 import tiebeam.equinox
 import tiebeam.linen
 import tiebeam.nnx
-from tiebeam.errors import InputError, RangeError, ShapeError
+from tiebeam.errors import InputError, RangeError, ShapeError, TiebeamError
 from tiebeam.jax import readout_loss
 
 VOCAB, WIDTH = 23, 6
@@ -204,3 +204,21 @@ def test_a_table_and_tokens_on_several_devices_are_one_table_and_one_batch():
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_arrays_that_a_compiled_function_holds_are_known_to_it():
+    """Where all but the factor were, checking them failed; where only the hidden state was not, none was checked."""
+    hidden, table, targets = jnp.ones((2, 4)), jnp.ones((7, 4)), jnp.zeros(2, int)
+    grad = jax.jit(jax.grad(lambda f: readout_loss(hidden, table, targets, factor=f)))(1.0)
+    assert float(grad) == pytest.approx(0.0, abs=1e-5)
+    with pytest.raises(InputError, match="lie outside the table"):
+        jax.grad(lambda h: readout_loss(h, table, targets + 7))(hidden)
+    for factor, words in ((jnp.asarray(1j), "complex"), (jnp.asarray(jnp.nan), "NaN or infinity")):
+        with pytest.raises(TiebeamError, match=words):
+            readout_loss(hidden, table, targets, factor=factor)
+
+
+def test_the_gradient_of_a_loss_that_is_nan_is_nan():
+    table, targets = jnp.ones((7, 4)), jnp.array([0, 9])
+    _, grad = jax.jit(jax.value_and_grad(lambda t, y: readout_loss(jnp.ones((2, 4)), t, y)))(table, targets)
+    assert bool(jnp.isnan(grad).all())

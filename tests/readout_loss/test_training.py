@@ -290,3 +290,41 @@ def test_several_processes_train_as_one_does(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_gradients_of_several_passes_over_one_graph_add_up():
+    """The first pass had handed out what the second needed."""
+    for options in ({}, {"reduction": "none"}):
+        found = []
+        for way in (readout_loss, cross_entropy):
+            problem = Problem.of(dtype=torch.float32, bias=True, **options)
+            loss = way(problem.hidden, problem.table, problem.targets, **problem.options).sum()
+            for _ in range(3):
+                loss.backward(retain_graph=True)
+            problem.table.grad.zero_()
+            loss.backward()
+            found.append([leaf.grad for leaf in problem.leaves])
+        torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_functional_backward_pass_may_come_after_its_transform(reduction):
+    problem = Problem.of()
+    found = []
+    for way in (readout_loss, cross_entropy):
+        loss, backward = torch.func.vjp(
+            lambda h, way=way: way(h, problem.table.detach(), problem.targets, reduction=reduction),
+            problem.hidden.detach(),
+        )
+        found.append(backward(torch.full_like(loss, 0.3)))
+    torch.testing.assert_close(*found)
+
+
+def test_forward_mode_and_batched_backward_passes_are_refused_with_a_way_out():
+    problem = Problem.of()
+    hidden, table, targets = problem.hidden, problem.table.detach(), problem.targets
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(GradientError, match="forward-mode"):
+        readout_loss(hidden.detach(), table, targets)
+    losses = readout_loss(hidden, table, targets, reduction="none")
+    with pytest.raises(GradientError, match="is_grads_batched"):
+        torch.autograd.grad(losses, hidden, torch.eye(9, dtype=torch.float64), is_grads_batched=True)

@@ -6,33 +6,21 @@ the numbers, so the loss needs none of them. Whatever else is asked of them comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tiebeam.backends.torch.deferred_nodes import Held, Origin, Revealed
 from tiebeam.blocks.readout_loss.torch.call import readout_loss
 
 Step = Callable[[Tensor], Tensor]
 CAP_TOLERANCE = 1e-4  # between a cap that was traced and one that is seen at work
-
-
-@dataclass
-class Tally:
-    """What came of deferred logits.
-
-    Attributes:
-        losses: Losses that were computed without them.
-        logits: Times that they were computed after all.
-        why: The operations that looked at them.
-    """
-
-    losses: int = 0
-    logits: int = 0
-    why: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,22 +28,28 @@ class Recipe:
     """What the logits are: `outer * tanh(inner * (hidden @ table.T + bias))`, or without the tanh.
 
     Attributes:
+        origin: The call that they are of.
         hidden: (..., width), what is read out, in the shape that the logits have by now.
-        product: Computes the readout as the model does.
-        steps: What the model did to the logits since, to be done again where they are computed.
-        inner, outer: Constants; `outer` is None before a tanh.
+        bias: (vocab,), or None.
         soft_cap: Of the report.
+        recorded: Whether gradients are.
+        leaves: What they are computed from.
+        inner, outer: Constants; `outer` is None before a tanh.
     """
 
+    origin: Origin
     hidden: Tensor
-    table: Tensor
     bias: Tensor | None
     soft_cap: float | None
-    tally: Tally
-    product: Callable[[], Tensor]
-    steps: tuple[Step, ...] = ()
+    recorded: bool
+    leaves: tuple[Tensor, ...]
     inner: float = 1.0
     outer: float | None = None
+
+    @classmethod
+    def of(cls, origin: Origin, soft_cap: float | None) -> Recipe:
+        """Of logits as the layer returns them."""
+        return cls(origin, origin.hidden, origin.bias, soft_cap, origin.recorded, origin.leaves)
 
     def times(self, factor: float) -> Recipe:
         """The same, multiplied."""
@@ -68,69 +62,165 @@ class Recipe:
         cap, known = None if self.outer is None else abs(self.outer), self.soft_cap
         if (cap is None) != (known is None) or (cap and known and abs(cap - known) > CAP_TOLERANCE * known):
             return None
+        self.origin.check()
         factor = self.inner * (1.0 if self.outer is None else self.outer)
-        bias = self.bias if self.bias is None or factor == 1.0 else self.bias * factor
-        self.tally.losses += 1
-        loss: Tensor = readout_loss(self.hidden, self.table, targets, factor=factor, soft_cap=cap, bias=bias, **options)
+        with torch.set_grad_enabled(self.recorded and torch.is_grad_enabled()):
+            bias = self.bias if self.bias is None or factor == 1.0 else self.bias * factor
+            table = self.origin.table
+            loss: Tensor = readout_loss(self.hidden, table, targets, factor=factor, soft_cap=cap, bias=bias, **options)
+        self.origin.tally.losses += 1
         return loss
+
+
+@dataclass
+class Family:
+    """Logits of one call and all that was made of them, which may share memory once computed.
+
+    Attributes:
+        exposed: Whether their memory is in others' hands, who may write to it: then they are what is there.
+    """
+
+    exposed: bool = False
+    members: list[weakref.ref[Deferred]] = field(default_factory=list)
+
+    def expose(self, why: str) -> None:
+        """Compute all that are still in use, so that what is written finds its way as it would have."""
+        if not self.exposed:
+            self.exposed = True
+            for member in [of() for of in self.members]:
+                if member is not None:
+                    member.logits(why)
 
 
 class Deferred(Tensor):
     """Logits of some shape and dtype without their numbers."""
 
     recipe: Recipe
+    family: Family
     _found: Tensor | None
+    _watched: bool
+    _made_of: tuple[Deferred, Step, bool] | None
 
     @staticmethod
-    def __new__(cls, recipe: Recipe, dtype: torch.dtype) -> Deferred:
-        """Return the logits of a recipe."""
-        shape = (*recipe.hidden.shape[:-1], recipe.table.shape[0])
-        wants = torch.is_grad_enabled() and (recipe.hidden.requires_grad or recipe.table.requires_grad)
-        made: Deferred = torch.Tensor._make_wrapper_subclass(
-            cls, shape, dtype=dtype, device=recipe.hidden.device, requires_grad=wants
-        )
-        made.recipe, made._found = recipe, None
+    def __new__(
+        cls, recipe: Recipe, dtype: torch.dtype, made_of: tuple[Deferred, Step, bool] | None = None
+    ) -> Deferred:
+        """Return the logits of a recipe.
+
+        Args:
+            made_of: What they were made of, how, and whether that shares memory.
+        """
+        shape, device = (*recipe.hidden.shape[:-1], recipe.origin.table.shape[0]), recipe.hidden.device
+
+        def make() -> Any:
+            return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+
+        fresh = partial(_fresh, recipe.origin, made_of)
+        place: Any = Held.apply
+        made: Deferred = place(make, recipe.origin, fresh, *recipe.leaves) if recipe.recorded else make()
+        made.recipe, made._found, made._watched, made._made_of = recipe, None, False, made_of
+        made.family = Family() if made_of is None else made_of[0].family
+        made.family.members.append(weakref.ref(made))
         return made
+
+    @property
+    def certain(self) -> bool:
+        """Whether they are what the recipe says, and their gradient concerns nobody."""
+        foreign = self.requires_grad and not self.recipe.recorded  # of a function that ran without recording
+        return not (self.family.exposed or self._watched or foreign)
 
     def logits(self, why: str) -> Tensor:
         """Compute them: what the model would have had."""
         if self._found is None:
-            tally = self.recipe.tally
+            recorded = self.recipe.recorded
+            foreign = self.requires_grad and (self._watched or not recorded)
+            with self.recipe.origin.as_it_was(recorded and not foreign):
+                self._found = self._value(why)
+            if foreign:
+                with torch.inference_mode(False), torch.enable_grad():
+                    self._found = Revealed.apply(self, self._found)  # type: ignore[no-untyped-call]
+        return self._found
+
+    def _value(self, why: str) -> Tensor:
+        if self._found is not None:
+            return self._found
+        if self._made_of is None:
+            tally = self.recipe.origin.tally
             tally.logits += 1
             tally.why = tuple(dict.fromkeys((*tally.why, why)))
-            found = self.recipe.product()
-            for step in self.recipe.steps:
-                found = step(found)
-            self._found = found
-        return self._found
+            return self.recipe.origin.product()
+        source, step, shares = self._made_of
+        return step(source.logits(why) if shares else source._value(why))
+
+    def watch(self) -> None:
+        """Let gradients go by way of these from now on."""
+        self._watched = True
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer what needs no numbers; compute them for the rest."""
         name, kwargs = getattr(func, "__name__", str(func)), dict(kwargs or {})
-        if name in METADATA or func in GETTERS:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
+        if name in METADATA or name in WATCHES or func in GETTERS:
+            if name in WATCHES and args[0]._found is None:
+                args[0].watch()
+            if name not in WATCHES or args[0]._watched:
+                with torch._C.DisableTorchFunctionSubclass():
+                    return func(*args, **kwargs)
         first = args[0] if args else kwargs.pop("input", None)
         others = args[1:]
-        if name in HANDLERS and isinstance(first, Deferred) and not _deferred((others, kwargs)):
+        if name in HANDLERS and isinstance(first, Deferred) and first.certain and not _deferred((others, kwargs)):
             found = HANDLERS[name](first, func, others, kwargs)
             if found is not None:
                 return found
-        return func(*(_seen(a, name) for a in (first, *others)), **_seen(kwargs, name))
+        return _computed(func, name, (first, *others), kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override] # torch's own annotation lacks the function
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Whoever comes this way has not asked first."""
-        return func(*_seen(args, str(func)), **_seen(kwargs or {}, str(func)))
+        return _computed(func, str(func), args, kwargs or {})
+
+
+def _fresh(origin: Origin, made_of: tuple[Deferred, Step, bool] | None, leaves: Sequence[Tensor]) -> Tensor:
+    """The logits computed anew, of other leaves of their origin."""
+    if made_of is None:
+        return origin.product(leaves)
+    source, step, _ = made_of
+    return step(_fresh(origin, source._made_of, leaves))
+
+
+def _computed(func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function with logits in place of deferred ones, and note where their memory goes."""
+    given = list(_all(Deferred, (args, kwargs)))
+    if name == "__setitem__" or "out" in kwargs or _writes(name):
+        for one in given:
+            one.family.expose(name)
+    result = func(*(_seen(a, name) for a in args), **_seen(kwargs, name))
+    memory = {t.untyped_storage().data_ptr() for t in _all(Tensor, result) if type(t) is Tensor}
+    for one in given:
+        if one._found is not None and one._found.untyped_storage().data_ptr() in memory:
+            one.family.expose(name)
+    return result
+
+
+def _writes(name: str) -> bool:
+    """Whether an operation, `mul_` or `aten.mul_.Tensor`, writes to its first argument, as far as its name says."""
+    last = name.removeprefix("aten.").split(".")[0]
+    return last.endswith("_") and not last.endswith("__")
+
+
+def _all(kind: type[Any], given: Any) -> Iterator[Any]:
+    """Every one of a kind in arguments, or in what was returned."""
+    if isinstance(given, kind):
+        yield given
+    elif isinstance(given, (Mapping, list, tuple)):
+        for one in given.values() if isinstance(given, Mapping) else given:
+            yield from _all(kind, one)
 
 
 def _deferred(given: Any) -> bool:
-    if isinstance(given, Mapping):
-        given = tuple(given.values())
-    return any(map(_deferred, given)) if isinstance(given, (list, tuple)) else isinstance(given, Deferred)
+    return any(True for _ in _all(Deferred, given))
 
 
 def _seen(given: Any, why: str) -> Any:
@@ -146,15 +236,20 @@ def _seen(given: Any, why: str) -> Any:
 
 METADATA = frozenset("size dim stride numel is_floating_point is_complex __len__ get_device ndimension".split())
 GETTERS = frozenset(
-    getattr(Tensor, name).__get__ for name in "shape dtype device ndim requires_grad layout is_meta is_cuda".split()
+    getattr(Tensor, name).__get__
+    for name in "shape dtype device ndim requires_grad layout is_meta is_cuda grad_fn is_leaf grad _base".split()
 )
+WATCHES = frozenset("register_hook retain_grad".split())
 
 
 # ---- what is answered without numbers: each returns None where it is not
 
 
-def _after(of: Deferred, recipe: Recipe, step: Step, dtype: torch.dtype | None = None) -> Deferred:
-    return Deferred(replace(recipe, steps=(*recipe.steps, step)), dtype or of.dtype)
+def _after(
+    of: Deferred, recipe: Recipe, step: Step, dtype: torch.dtype | None = None, *, shares: bool = False
+) -> Deferred:
+    recorded = recipe.recorded and torch.is_grad_enabled()
+    return Deferred(replace(recipe, recorded=recorded), dtype or of.dtype, (of, step, shares))
 
 
 def _times(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
@@ -179,8 +274,11 @@ def _added(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, An
         return None
     if vocab == 1 or bias.shape[-1:] != (vocab,) or bias.numel() != vocab or bias.ndim > of.ndim or not inner:
         return None
+    if bias.requires_grad and torch.is_grad_enabled() and not of.recipe.recorded:
+        return None
     known, flat = of.recipe.bias, bias.flatten() / inner
-    recipe = replace(of.recipe, bias=flat if known is None else known + flat)
+    summed = flat if known is None else known + flat
+    recipe = replace(of.recipe, bias=summed, leaves=(*of.recipe.leaves, bias))
     return _after(of, recipe, lambda t: func(t, bias), torch.promote_types(of.dtype, bias.dtype))
 
 
@@ -218,12 +316,12 @@ def _indexed(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, 
     if to_the_end and not (isinstance(index[-1], slice) and index[-1] == slice(None)):
         return None
     recipe = replace(of.recipe, hidden=of.recipe.hidden[index])
-    return _after(of, recipe, lambda t: t[index])
+    return _after(of, recipe, lambda t: t[index], shares=True)
 
 
 def _reshaped(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
     shape = tuple(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else tuple(args)
-    vocab = of.recipe.table.shape[0]
+    vocab = of.shape[-1]
     if kwargs or not shape or not all(isinstance(n, int) for n in shape):
         return None
     if shape[-1] == -1 and -1 not in shape[:-1]:
@@ -235,7 +333,7 @@ def _reshaped(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str,
         return None
     hidden = of.recipe.hidden
     recipe = replace(of.recipe, hidden=hidden.reshape(*shape[:-1], hidden.shape[-1]))
-    return _after(of, recipe, lambda t: t.reshape(shape))
+    return _after(of, recipe, lambda t: t.reshape(shape), shares=True)
 
 
 def _flattened(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
@@ -244,7 +342,7 @@ def _flattened(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str
     if of.ndim < 2 or end % of.ndim == of.ndim - 1:
         return None
     recipe = replace(of.recipe, hidden=of.recipe.hidden.flatten(start, end))
-    return _after(of, recipe, lambda t: t.flatten(start, end))
+    return _after(of, recipe, lambda t: t.flatten(start, end), shares=True)
 
 
 def _cross_entropy(of: Deferred, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
@@ -253,8 +351,8 @@ def _cross_entropy(of: Deferred, func: Any, args: Sequence[Any], kwargs: dict[st
     target, outdated = given.pop("target", None), (given.pop("size_average", None), given.pop("reduce", None))
     if outdated != (None, None) or not isinstance(target, Tensor) or target.is_floating_point():
         return None
-    if tuple(target.shape) != tuple(of.shape[:-1]) or of.ndim > 2:
-        return None  # of more than two axes the second, not the last, is the vocabulary
+    if tuple(target.shape) != tuple(of.shape[:-1]) or of.ndim > 2 or not target.numel():
+        return None  # of more than two axes the second, not the last, is the vocabulary; nothing has a sum of 0
     return of.recipe.loss(target, **given)
 
 

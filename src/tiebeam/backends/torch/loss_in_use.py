@@ -1,13 +1,17 @@
 """A model whose loss is computed without its logits, for as long as that is wanted."""
 
+import copy
 from collections.abc import Callable
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from tiebeam.backends.torch.deferred import Deferred, Recipe, Tally
+from tiebeam.backends.torch.deferred import Deferred, Recipe
+from tiebeam.backends.torch.deferred_nodes import Origin, Tally
 from tiebeam.backends.torch.session import unwrapped
+from tiebeam.blocks.readout_loss.torch.plain import in_sight
+from tiebeam.blocks.readout_loss.torch.sharded import is_sharded
 from tiebeam.core.facts import Readout
 from tiebeam.core.report import Report
 from tiebeam.errors import InputError
@@ -25,21 +29,16 @@ class ReadoutLossInUse:
 
     def __init__(self, readouts: dict[nn.Linear, float | None]) -> None:
         self.tally = Tally()
-        self._before = {module: vars(module).get("forward") for module in readouts}
-        for module, soft_cap in readouts.items():
-            _set(module, _deferring(module, module.forward, soft_cap, self.tally))
+        self._ours = [_Deferring(module, soft_cap, self.tally) for module, soft_cap in readouts.items()]
 
     def remove(self) -> None:
         """Let the model compute its logits again. Twice is once."""
-        for module, forward in self._before.items():
-            if forward is None:
-                vars(module).pop("forward", None)
-            else:
-                _set(module, forward)
-        self._before.clear()
+        for ours in self._ours:
+            ours.remove()
+        self._ours.clear()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.tally}, {'in use' if self._before else 'removed'})"
+        return f"{type(self).__name__}({self.tally}, {'in use' if self._ours else 'removed'})"
 
     def __enter__(self) -> Self:
         return self
@@ -48,26 +47,66 @@ class ReadoutLossInUse:
         self.remove()
 
 
-def _set(module: Any, forward: Callable[[Tensor], Tensor]) -> None:
-    module.forward = forward
+class _Deferring:
+    """Stands for a layer's `forward`. A copy of the layer, or one that is loaded, has its forward as it was."""
 
+    def __init__(self, module: Any, soft_cap: float | None, tally: Tally) -> None:
+        self.module, self.soft_cap, self.tally, self.active = module, soft_cap, tally, True
+        self.before: Callable[[Tensor], Tensor] | None = vars(module).get("forward")
+        module.forward = self
 
-def _deferring(
-    module: nn.Linear, forward: Callable[[Tensor], Tensor], soft_cap: float | None, tally: Tally
-) -> Callable[[Tensor], Tensor]:
-    def deferred(hidden: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
+    def __call__(self, hidden: Tensor) -> Tensor:
+        module = self.module
+        forward = self.before or _own_forward(module)
+        if (
+            not self.active
+            or torch.compiler.is_compiling()
+            or in_sight()
+            or not _plain(hidden, module.weight, module.bias)
+        ):
             return forward(hidden)
-        dtype = hidden.dtype
-        if torch.is_autocast_enabled(hidden.device.type):
-            dtype = torch.get_autocast_dtype(hidden.device.type)
+        origin = Origin.of(module, forward, hidden, self.tally)
+        return Deferred(Recipe.of(origin, self.soft_cap), origin.dtype)
 
-        def product() -> Tensor:
-            return forward(hidden)
+    def remove(self) -> None:
+        """Leave no trace; where somebody has wrapped this meanwhile, pass through."""
+        self.active = False
+        current: Any = vars(self.module).get("forward")
+        above: Any = None
+        while isinstance(current, _Deferring) and current is not self:
+            current, above = current.before, current
+        if current is not self:
+            return
+        if above is not None:
+            above.before = self.before
+        elif self.before is None:
+            vars(self.module).pop("forward")
+        else:
+            self.module.forward = self.before
 
-        return Deferred(Recipe(hidden, module.weight, module.bias, soft_cap, tally, product), dtype)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self.before is not None:
+            return copy.deepcopy(self.before, memo)
+        return _own_forward(copy.deepcopy(self.module, memo))
 
-    return deferred
+    def __reduce__(self) -> Any:
+        return (_own_forward, (self.module,)) if self.before is None else (_as_it_is, (self.before,))
+
+
+def _own_forward(module: Any) -> Any:
+    return type(module).forward.__get__(module)
+
+
+def _as_it_is(forward: Any) -> Any:
+    return forward
+
+
+def _plain(hidden: Tensor, *weights: Tensor | None) -> bool:
+    """Whether tensors are where they are read, and no transform is at work on them."""
+    there = [t for t in weights if t is not None]
+    if torch._C._functorch.maybe_current_level() is not None or is_sharded(hidden) or any(map(is_sharded, there)):
+        return False
+    return all(t.device == hidden.device for t in there)
 
 
 def use_readout_loss(model: nn.Module, report: Report) -> ReadoutLossInUse:

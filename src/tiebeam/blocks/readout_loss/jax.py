@@ -166,6 +166,9 @@ def _checked(
     check_shapes(shapes["hidden"] or (), shapes["table"] or (), shapes["targets"] or (), **more)
     if jnp.ndim(factor):
         raise RangeError(f"a learned factor of {NAME}", got=f"shape {jnp.shape(factor)}", expected="shape ()")
+    made["factor"] = jnp.asarray(factor)
+    if jnp.issubdtype(made["factor"].dtype, jnp.integer):
+        made["factor"] = made["factor"].astype(jnp.float32)
     for name, a in made.items():
         if a is not None and not jnp.issubdtype(a.dtype, jnp.floating):
             raise say.not_floating(name, a.dtype)
@@ -174,20 +177,24 @@ def _checked(
             raise say.not_integers(name, a.dtype)
     _check_numbers({k: a for k, a in made.items() if a is not None}, whole, made["table"].shape[0], options)
     return _Given(
-        made["hidden"], made["table"], made["bias"], jnp.asarray(factor), whole["targets"], made["weight"], whole["ids"]
+        made["hidden"], made["table"], made["bias"], made["factor"], whole["targets"], made["weight"], whole["ids"]
     )
 
 
 def _check_numbers(arrays: dict[str, Array], ids: dict[str, Array | None], vocab: int, options: Options) -> None:
     """Where they are known."""
-    if any(isinstance(a, jax.core.Tracer) for a in (*arrays.values(), *ids.values())):
-        return
     for name, a in arrays.items():
-        if a.dtype != jnp.float16 and not bool(jnp.isfinite(a).all()):
+        if isinstance(a, jax.core.Tracer) or a.dtype == jnp.float16:
+            continue
+        with jax.ensure_compile_time_eval():  # a jitted function may hold arrays of its own
+            finite = bool(jnp.isfinite(a).all())
+        if not finite:
             raise say.not_finite(name, tuple(int(i) for i in np.argwhere(~np.isfinite(np.asarray(a, np.float64)))[0]))
+    if isinstance(ids["targets"], jax.core.Tracer):
+        return
     counted = np.asarray(ids["targets"]) != options.ignore_index
     for name, one in ids.items():
-        if one is None:
+        if one is None or isinstance(one, jax.core.Tracer):
             continue
         values = np.asarray(one)
         bad = np.argwhere(counted & ((values < 0) | (values >= vocab)))
@@ -270,6 +277,7 @@ def _sweep(how: _How, given: _Given, scale: Array | None, *, gradients: bool) ->
     mean = options.reduction == "mean"
     sums = (weights.sum(), counted.sum().astype(wide)) if mean else (jnp.ones((), wide),) * 2
     share, share_z = (jnp.where(counted, 1 / s if scale is None else scale.astype(wide), 0) for s in sums)
+    share = jnp.where(outside, jnp.nan, share)  # the gradient of a loss that is NaN
     parts = {"hidden": given.hidden, "rows": rows, "outside": outside, "counted": counted, "weights": weights,
              "share": share, "share_z": share_z}  # fmt: skip
     parts |= {} if given.ids is None else {"ids": given.ids}

@@ -12,7 +12,7 @@ from tiebeam.blocks.readout_loss.torch.fused import Asked, choose_fused
 from tiebeam.blocks.readout_loss.torch.operator import Numbers, Results
 from tiebeam.blocks.readout_loss.torch.plain import in_sight, plain
 from tiebeam.blocks.readout_loss.torch.precision import product_dtype
-from tiebeam.blocks.readout_loss.torch.sharded import Shard, is_sharded, shard
+from tiebeam.blocks.readout_loss.torch.sharded import Shard, check_not_sharded, gathered, is_sharded, shard
 from tiebeam.blocks.readout_loss.torch.statistics import ReadoutStats
 from tiebeam.errors import RangeError
 
@@ -148,6 +148,7 @@ def readout_loss(
         return (loss, stats) if returns == "stats" else loss
     part = Shard(hidden, table, bias, factor, vocab=table.shape[0])
     if is_sharded(table):
+        targets, weight, ids = gathered(targets), gathered(weight), gathered(ids)
         part = shard(hidden, table, bias, factor, targets)
     call = choose_fused(_asked(part, weight, returns, options))
     if call is not None:
@@ -185,6 +186,7 @@ def _check(
             hint="a factor for each column goes into the hidden state: readout_loss(hidden * factor, ...)",
         )
     learned = {"factor": factor} if isinstance(factor, Tensor) else {}
+    check_not_sharded({"hidden": hidden, "targets": targets, **there, **learned}, table)
     more = {name: t for name, t in {"bias": bias, "weight": weight, **learned}.items() if t is not None}
     check_kinds(hidden, table, {"targets": targets} if ids is None else {"targets": targets, "ids": ids}, more)
 

@@ -55,7 +55,7 @@ def careful(tokens: Tokens, table: Table, wanted: Wanted) -> tuple[Seen, Tensor 
         table.ranks.sum_(spread)
     above = above.to(table.exact)
     found = seen(tokens, table, above + (sums + (target - above).exp()).log(), target, top, spread)
-    grad = torch.empty_like(tokens.read) if wanted.hidden else None
+    grad = wanted.gradient(tokens.read, table)
     if wanted.any:
         _gradients(tokens, table, wanted, room, found, grad)
     return found, grad

@@ -61,7 +61,7 @@ def check_numbers(tensors: dict[str, Tensor]) -> None:
         InputError: It does.
     """
     for name, t in tensors.items():
-        if t.dtype != torch.float16 and not bool(torch.isfinite(torch.stack(torch.aminmax(t))).all()):
+        if t.dtype != torch.float16 and t.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(t))).all()):
             first = (~torch.isfinite(t)).nonzero()[0]
             raise say.not_finite(name, tuple(first.tolist()))
 

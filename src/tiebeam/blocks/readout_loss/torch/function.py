@@ -45,6 +45,9 @@ class ReadoutLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
         if grad is None:
             return (None,) * (TENSORS + 1)
+        compiling = torch.compiler.is_compiling()
+        if not compiling and torch._C._functorch.is_legacy_batchedtensor(grad):
+            raise _no_transform("is_grads_batched, or a vectorized Jacobian")
         wants, saved = ctx.numbers.gradients, ctx.saved_tensors
         by = grad.detach()
         if ctx.numbers.reduction == "none":
@@ -52,12 +55,11 @@ class ReadoutLoss(torch.autograd.Function):
             *tensors, _ = saved  # the tokens read are asked for by the statistics alone
             saved = Results(*readout_loss_op(*tensors, None, by.contiguous(), *numbers))[1:5]
             by = torch.ones((), dtype=by.dtype, device=by.device)
-        compiling = torch.compiler.is_compiling()
         if torch.is_grad_enabled() and not compiling:  # (create_graph=True)
-            saved = saved if _within_a_transform() else [t.detach().requires_grad_() for t in saved]
+            wrapped = _within_a_transform() or any(map(torch._C._functorch.is_functorch_wrapped_tensor, saved))
+            saved = saved if wrapped else [t.detach().requires_grad_() for t in saved]
             return (*_Once.apply(by, wants, ctx.dtypes, *saved), *(None,) * (TENSORS - 3))  # type: ignore[no-untyped-call]
-        mine = not compiling and _frees_what_it_saved()
-        scaled = _scaled(saved, by, wants, ctx.dtypes, mine)
+        scaled = _scaled(saved, by, wants, ctx.dtypes, not compiling and _frees_what_it_saved())
         return (*scaled, *(None,) * (TENSORS - 3))
 
 
@@ -102,6 +104,8 @@ def check_transforms() -> None:
         name = level.key().name
         if name in ("Vmap", "Jvp"):
             raise _no_transform(name.lower())
+    if torch.autograd.forward_ad._current_level >= 0:
+        raise _no_transform("forward-mode differentiation")
 
 
 def _no_transform(name: str) -> GradientError:
@@ -133,7 +137,10 @@ def _scaled(
     as_they_are = not torch.compiler.is_compiling() and by.device.type == "cpu" and float(by) == 1.0
 
     def scaled(t: Tensor, dtype: torch.dtype | None) -> Tensor:
-        t = t if as_they_are else t.mul_(by) if mine else t * by
+        if not mine:  # what is kept for another pass is not handed out: gradients are added to in place
+            t = t.clone() if as_they_are else t * by
+        elif not as_they_are:
+            t.mul_(by)
         return t if dtype is None else t.to(dtype)
 
     return tuple(scaled(t, d) if want else None for t, want, d in zip(saved, wants, dtypes, strict=True))

@@ -213,7 +213,7 @@ def _table(
         product=numbers.product,
         wide=wide,
         exact=exact,
-        blocks=choose(max(tokens, 1), *table.shape, itemsize=wide.itemsize, chunk=numbers.chunk),
+        blocks=choose(max(tokens, 1), max(len(table), 1), table.shape[1], itemsize=wide.itemsize, chunk=numbers.chunk),
         ranks=Ranks(numbers.group),
     )
     if not numbers.smoothing or read.dense_smoothing:

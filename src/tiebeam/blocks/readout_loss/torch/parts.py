@@ -147,6 +147,12 @@ class Wanted:
         """Whether any gradient is."""
         return self.hidden or self.table is not None or self.bias is not None
 
+    def gradient(self, read: Tensor, table: Table) -> Tensor | None:
+        """Memory for that of `read`; zero where this process has no row of the table to fill it from."""
+        if not self.hidden:
+            return None
+        return torch.empty_like(read) if len(table.rows) else torch.zeros_like(read)
+
     def room(self, tokens: int, table: Table, dtype: torch.dtype) -> "Room":
         """Memory for logits: against all rows where gradients are wanted, else against one piece of them."""
         size = tokens * (len(table.rows) if self.any else table.blocks.rows)

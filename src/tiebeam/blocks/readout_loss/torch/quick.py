@@ -41,7 +41,7 @@ def quick(tokens: Tokens, table: Table, wanted: Wanted) -> tuple[Seen, Tensor | 
     targets, target = tokens.targets - table.first, logits_of(tokens.targets, tokens, table)
     sums = torch.zeros(count, dtype=table.exact, device=device)
     top = Top(tokens.targets, table) if wanted.best else None
-    grad = torch.empty_like(tokens.read) if wanted.hidden else None
+    grad = wanted.gradient(tokens.read, table)
     for number, piece in enumerate(table.pieces()):
         rows, kept = table.rows[piece].to(table.product), room.piece(piece)
         e = exponentials.of(rows, piece, kept)

@@ -88,6 +88,27 @@ def shard(hidden: Tensor, table: Any, bias: Tensor | None, factor: float | Tenso
     )
 
 
+def gathered(t: Any) -> Any:
+    """All of a tensor without a gradient, in every process."""
+    return t.full_tensor() if t is not None and is_sharded(t) else t
+
+
+def check_not_sharded(tensors: dict[str, Tensor], table: Tensor) -> None:
+    """Raise where something is a DTensor and the table is none.
+
+    Raises:
+        InputError: It is.
+    """
+    for name, t in tensors.items():
+        if is_sharded(t) and not is_sharded(table):
+            raise InputError(
+                f"readout_loss was given a table of this process and a DTensor beside it: {name}",
+                got=f"{name} of placements {tuple(t.placements)}",  # type: ignore[attr-defined]
+                expected="a table that is a DTensor too, or none",
+                hint=f"{name}.full_tensor(); or distribute_tensor(table, mesh, [Shard(0)])",
+            )
+
+
 def _first(rows: int, parts: int, part: int) -> int:
     """Where a shard begins, as `torch.chunk` cuts."""
     return min(-(-rows // parts) * part, rows)
