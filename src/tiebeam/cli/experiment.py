@@ -38,7 +38,8 @@ def experiment_command() -> None:
     """Run again what tiebeam's advice rests on, and see it beside the figures it grew from.
 
     Every run is kept as it happens. A sweep that was broken off goes on with the same command; what is finished
-    is never done twice. Exit codes: 0 all done; 1 a run failed; 2 could not begin or go on; 130 interrupted.
+    is never done twice. Exit codes: 0 all done, or under way elsewhere; 1 a run failed; 2 could not begin or go on;
+    130 interrupted.
     """
 
 
@@ -98,6 +99,8 @@ def run_command(
         with joined(what.packages) as ranks:
             with ranks.in_turn():
                 asked = ask(what, profile, changes, data=data or (), tokenizer=tokenizer, cache=Path(f"{store}.data"))
+            for config in asked.configs:
+                ranks.check_batch(config.get("batch", ranks.count))
             plan = Plan(store, asked.tokens, engine.value, workers, asked.device, reclaim, ranks)
             if not ranks.first:
                 run_sweep(what, asked.configs, plan)
