@@ -44,6 +44,8 @@ def test_a_sweep_is_run_shown_drawn_and_exported(run, here):
     lines = list(csv.DictReader(run("experiment", "export", "rank").out.splitlines()))
     assert {line["name"] for line in lines} == {"rank"}
     assert len(json.loads(run("experiment", "export", "rank", "--format", "json").out)) == 6
+    assert run("experiment", "export", "rank", "-o", "x.json").code == 0
+    assert len(json.loads((here / "x.json").read_text())) == 6
     assert run("experiment", "export", "rank", "-o", "x.csv").code == 0
     assert (here / "x.csv").read_text().count("\n") == 7
     assert run("experiment", "plot", "rank").out == "nothing to draw\n"

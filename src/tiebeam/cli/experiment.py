@@ -173,7 +173,10 @@ def export_command(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there instead.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every run in the store, not those last asked for.")] = False,
-    form: Annotated[str, typer.Option("--format", help="csv or json.")] = "csv",
+    form: Annotated[
+        str | None,
+        typer.Option("--format", help="csv or json. Default: by the suffix of --output, else csv.", show_default=False),
+    ] = None,
     debug: DebugOpt = False,
 ) -> None:
     """Write every result and every point of every series, for other tools."""
@@ -182,7 +185,8 @@ def export_command(
         from tiebeam.cli import experiment_view as view
         from tiebeam.experiments.catalog import experiment
 
-        text = view.exported(experiment(name), store, form, every=every)
+        by_suffix = "json" if output is not None and output.suffix.lower() == ".json" else "csv"
+        text = view.exported(experiment(name), store, form or by_suffix, every=every)
         if output is None:
             typer.echo(text, nl=False)
         else:
