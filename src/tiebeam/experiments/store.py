@@ -32,12 +32,9 @@ PATIENCE = 60.0
 
 _ROOM = "make room, then run the same command: finished runs are kept"
 _PLACE = "its folder must be writable, for reading too: copy the file elsewhere, or name another with --store"
-_HINTS = {
-    sqlite3.SQLITE_FULL: _ROOM,
-    sqlite3.SQLITE_IOERR: _ROOM,  # what a limit of a file's size, or a full disk under the log, comes to
-    sqlite3.SQLITE_CANTOPEN: _PLACE,
-    sqlite3.SQLITE_READONLY: _PLACE,
-}
+# SQLITE_IOERR: what a limit of a file's size, or a full disk under the log, comes to
+_HINTS = dict.fromkeys((sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR), _ROOM)
+_HINTS |= dict.fromkeys((sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY), _PLACE)
 
 _TABLES = """
 CREATE TABLE runs(
