@@ -44,6 +44,8 @@ def test_a_sweep_is_run_shown_drawn_and_exported(run, here):
     lines = list(csv.DictReader(run("experiment", "export", "rank").out.splitlines()))
     assert {line["name"] for line in lines} == {"rank"}
     assert len(json.loads(run("experiment", "export", "rank", "--format", "json").out)) == 6
+    assert run("experiment", "export", "rank", "-o", "x.json").code == 0
+    assert len(json.loads((here / "x.json").read_text())) == 6
     assert run("experiment", "export", "rank", "-o", "x.csv").code == 0
     assert (here / "x.csv").read_text().count("\n") == 7
     assert run("experiment", "plot", "rank").out == "nothing to draw\n"
@@ -101,6 +103,10 @@ def test_the_page_holds_tables_pictures_the_seeds_figures_and_the_command(run, h
         (("run", "schemes", "--set", "schemes=[C]"), """--set 'schemes=["C", "D"]'"""),
         (("export", "rank", "--format", "xml"), "csv or json"),
         (("run", "rank", "--store", "absent/runs.sqlite"), "cannot be written"),
+        (("run", "rank", "--set", "vocab=null"), "a whole number"),
+        (("run", "alignment", "--set", "rate=1e999"), "a finite number above 0"),
+        (("run", "rank", "--set", "seeds=[99999999999999999999]"), "0 to 2**63 - 1"),
+        (("run", "schemes", "--data", "synthetic", "--set", "vocab=-4"), "2 to 2**63 - 1"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_few_lines_with_exit_code_2(run, here, words, said):
@@ -149,3 +155,35 @@ def test_an_interrupt_keeps_what_is_done_and_ends_with_130(run, here, monkeypatc
     assert ended.code == 130
     assert re.search(r"interrupted: \d of 6 runs are kept", ended.err)
     assert run(*RUN).code == 0
+
+
+def test_runs_that_go_on_elsewhere_are_named_with_the_option_that_takes_them_over(run, here):
+    from tiebeam.experiments.store import Store
+
+    assert run(*RUN).code == 0
+    with Store(here / "tiebeam-experiments.sqlite") as store:
+        held = store.runs("rank")[0]
+        store._db.execute("UPDATE runs SET status = 'running', owner = 'elsewhere/1/0' WHERE id = ?", (held.id,))
+    ended = run(*RUN)
+    assert "1 of 6 runs are not done yet" in ended.out
+    assert re.search(r"1 run under way in other processes.*--reclaim", ended.err)
+    again = run(*RUN, "--reclaim")
+    assert "not done yet" not in again.out
+    assert "under way" not in again.err
+
+
+def test_what_acts_on_a_terminal_is_spelt_out(run, here):
+    assert run(*RUN, "--store", "a\x1b[31m.sqlite").code == 0
+    for form in ("text", "markdown", "html"):
+        shown = run("experiment", "show", "rank", "--store", "a\x1b[31m.sqlite", "--format", form).out
+        assert "\x1b" not in shown
+        assert r"a\x1b[31m.sqlite" in shown
+
+
+def test_progress_tells_runs_apart():
+    from tiebeam.cli.experiment_view import label_of
+    from tiebeam.experiments.catalog import EXPERIMENTS
+
+    for each in EXPERIMENTS.values():
+        labels = [label_of(config) for config in each.runs(each.profiles["smoke"])]
+        assert len(set(labels)) == len(labels), each.name

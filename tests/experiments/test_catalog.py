@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tiebeam.experiments.catalog import EXPERIMENTS, experiment, late_untie
+from tiebeam.experiments.catalog import EXPERIMENTS, experiment, late_untie, schemes
 from tiebeam.experiments.chain import Chain
 from tiebeam.experiments.paired import beside
 from tiebeam.experiments.records import Run
@@ -115,6 +115,46 @@ def test_a_rate_that_no_model_survives_ends_as_diverged_and_not_as_an_error(step
         assert math.isfinite(run.series["loss"][0][1])
     (_, every) = experiment("schemes").tables(runs)
     assert "diverged" in every.to_markdown()
+
+
+def test_a_table_shows_models_that_diverged_too(tmp_path):
+    runs = done("factorised", tmp_path, data=["synthetic"], rates=[1e30], steps=2, vocab=300, variants=["tied"])
+    assert [run.status for run in runs] == ["diverged"]
+    (table,) = experiment("factorised").tables(runs)
+    assert "diverged" in table.to_markdown()
+
+
+@pytest.mark.parametrize("name", ["alignment", "dropped-path", "repeat-bias"])
+@pytest.mark.parametrize("rate", [1e200, 1e300])
+def test_a_training_by_hand_that_diverges_is_recorded_as_such(name, rate, tmp_path):
+    """It ended as finished, and the token just read had a rank among numbers that are none."""
+    runs, what = done(name, tmp_path, rate=rate, steps=12, seeds=[0]), experiment(name)
+    trained = [run for run in runs if run.config.get("variant") != "lookup alone"]
+    assert {run.status for run in trained} == {"diverged"}
+    for table in what.tables(runs):
+        assert "nan" not in table.to_markdown()
+    assert "diverged" in what.tables(runs)[0].to_markdown()
+    what.figures(runs)
+
+
+def test_rates_are_compared_with_the_width_that_was_named_first(tmp_path):
+    """The narrowest was taken for it, whatever the runs had been told."""
+    small = {"widths": [64, 32], "rates": [1e-3, 8e-3], "steps": 2, "vocab": 300}
+    runs, what = done("lr-transfer", tmp_path, data=["synthetic"], **small), experiment("lr-transfer")
+    (table,) = what.tables(runs)
+    assert "Scheme D at width 64" in table.notes[0]
+    (early,) = what.tables([run for run in runs if run.config["width"] == 32])  # of a sweep under way
+    assert [row[4:] for row in early.rows] == [(None, None)] * 2
+
+
+def test_where_one_of_two_trainings_diverged_they_are_not_said_to_be_near():
+    def run(scheme, *losses):
+        config = {"scheme": scheme, "width": 8, "rate": 0.1, "clip": None, "seed": 0}
+        series = {"loss": tuple(enumerate(losses))}
+        return Run(1, "schemes", "", config, "finished", 0.0, 1.0, None, {}, "", "", {"last": losses[-1]}, series)
+
+    (table,) = schemes._same([run("C", 2.0, 1.0), run("D'", 2.0, math.nan)])
+    assert math.isnan(table.rows[0][-1])
 
 
 def test_untied_half_way_a_model_is_the_tied_one_until_then_and_trains_on(tmp_path):

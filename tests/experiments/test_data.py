@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -79,6 +80,9 @@ def test_a_tokenizer_that_does_not_fit_is_refused(text, tmp_path):
     tokenizer = words_of(tmp_path, "the cat sat on mat and dog .".split())
     with pytest.raises(InputError, match=r"(?s)does not fit the vocabulary.*8 different.*at most 5"):
         prepare_tokens(files(text, tokenizer=tokenizer, vocab=5), tmp_path)
+    tokenizer.write_text(tokenizer.read_text()[:-20])
+    with pytest.raises(InputError, match="cannot be loaded"):
+        prepare_tokens(files(text, tokenizer=tokenizer), tmp_path)
     tokenizer.write_text("{}")
     with pytest.raises(InputError, match="cannot be loaded"):
         prepare_tokens(files(text, tokenizer=tokenizer), tmp_path)
@@ -95,6 +99,70 @@ def test_text_shorter_than_a_block_is_refused_before_any_run(tmp_path):
         prepare_tokens(files(tmp_path), tmp_path)
     with pytest.raises(InputError, match="not cut by a tokenizer"):
         ask(experiment("init-stats"), "smoke", {}, data=["synthetic"], tokenizer=short, cache=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "setting", [lambda t: t.enable_truncation(16), lambda t: t.enable_padding(length=4000)], ids=["cut", "filled up"]
+)
+def test_a_text_is_read_whole_whatever_length_its_tokenizer_cuts_and_fills_to(setting, text, tmp_path):
+    """A tokenizer.json that cuts to 512 tokens left 512 of 42,159, and nobody was told."""
+    path = words_of(tmp_path, "the cat sat on mat and dog .".split())
+    plain = prepare_tokens(files(text, tokenizer=path), tmp_path / "plain")
+    tokenizer = Tokenizer.from_file(str(path))
+    setting(tokenizer)
+    tokenizer.save(str(path))
+    found = prepare_tokens(files(text, tokenizer=path), tmp_path / "cut")
+    assert np.array_equal(found.train, plain.train)
+    assert found.vocab == plain.vocab
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-32"])
+def test_what_is_no_utf8_is_refused_and_not_read_as_something_else(encoding, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(("café " * 400).encode(encoding))
+    with pytest.raises(InputError, match=r"(?s)text.txt' is no UTF-8.*byte 0x.. at \d.*Hint: iconv"):
+        prepare_tokens(files(path, vocab=300), tmp_path)
+    path.write_bytes(b"\x1f\x8b\x08" + bytes(range(256)) * 9)
+    with pytest.raises(InputError, match="compressed"):
+        prepare_tokens(files(path, vocab=300), tmp_path)
+
+
+def test_line_ends_and_a_mark_at_the_beginning_do_not_change_a_text(tmp_path):
+    found = []
+    for written in (TEXT.replace(". ", ".\n").encode(), TEXT.replace(". ", ".\r\n").encode("utf-8-sig")):
+        path = tmp_path / "text.txt"
+        path.write_bytes(written)
+        found.append(prepare_tokens(files(path, vocab=300), tmp_path).digest)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("letter", ["a", " ", "é"])
+def test_a_line_without_end_takes_seconds(letter, tmp_path):
+    """200,000 letters took a minute, and twice as many four."""
+    path = tmp_path / "text.txt"
+    path.write_text("a b " + letter * 400_000, encoding="utf-8")
+    began = time.perf_counter()
+    tokens = prepare_tokens(files(path, vocab=300), tmp_path)
+    assert time.perf_counter() - began < 20
+    assert len(tokens.train) > 100
+
+
+@pytest.mark.parametrize("damage", ["about.json", "train.npy", "validation.npy"])
+def test_tokens_that_were_damaged_are_said_with_what_to_remove(damage, text, tmp_path):
+    folder = prepare_tokens(files(text, vocab=300), tmp_path).folder
+    (folder / damage).write_bytes((folder / damage).read_bytes()[:100])
+    with pytest.raises(StoreError, match=r"(?s)are damaged.*remove that folder"):
+        Tokens.open(folder)
+
+
+def test_who_may_read_other_files_of_the_folder_may_read_tokens(text, tmp_path):
+    (tmp_path / "other").mkdir()
+    assert prepare_tokens(files(text, vocab=300), tmp_path).folder.stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_text_with_a_name_cannot_stand_among_files(text, tmp_path):
+    with pytest.raises(InputError, match="stdlib among 2 texts"):
+        ask(experiment("init-stats"), "smoke", {}, data=[str(text), "stdlib"], cache=tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_said(text, tmp_path):

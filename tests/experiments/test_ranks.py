@@ -1,9 +1,11 @@
 """One run on several processes: the same losses as one process gives, written down once."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,16 +21,16 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"steps": 4, "vocab": 300, "layers": 1, "validation": 3}
 
 
-def on_two_processes(folder):
+def started(folder, *words):
     """What torchrun would start."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = "experiment run late-untie --profile smoke --data synthetic --store two.sqlite".split()
-    words += [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
+    changes = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
+    words = [*"experiment run late-untie --profile smoke --store two.sqlite".split(), *changes, *words]
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    both = [
+    return [
         subprocess.Popen(
             [sys.executable, "-m", "tiebeam.cli", *words],
             cwd=folder,
@@ -39,19 +41,23 @@ def on_two_processes(folder):
         )
         for rank in (0, 1)
     ]
+
+
+def ended(both, *codes):
+    """What both said in the end."""
     try:
         said = [p.communicate(timeout=120)[0] for p in both]
     finally:
         for p in both:
             p.kill()
-    assert [p.returncode for p in both] == [0, 0], said
+    assert tuple(p.returncode for p in both) == codes, said
     return said
 
 
 @pytest.mark.slow
 def test_two_processes_train_as_one_does_and_one_of_them_records_and_speaks(tmp_path):
     """Late untying exchanges parameters on the way, which DDP alone would not see."""
-    said = on_two_processes(tmp_path)
+    said = ended(started(tmp_path, "--data", "synthetic"), 0, 0)
     assert "Untying on the way" in said[0]
     assert said[1] == ""
     what = experiment("late-untie")
@@ -67,6 +73,37 @@ def test_two_processes_train_as_one_does_and_one_of_them_records_and_speaks(tmp_
             assert dict(together[key].series[name]) == pytest.approx(dict(points), rel=1e-5), name
 
 
+@pytest.mark.slow
+def test_where_one_process_cannot_begin_the_other_says_no_more_than_that_it_has_ended(tmp_path):
+    """It was called a fault of tiebeam, with a page of traceback over the message that counts."""
+    first, other = ended(started(tmp_path, "--data", "absent.txt"), 2, 2)
+    assert "no text at 'absent.txt'" in first
+    assert "another process of this run has ended" in other
+    assert "Traceback" not in first + other
+    both = ended(started(tmp_path, "--data", "synthetic", "--set", "batch=3"), 2, 2)
+    assert all("3 windows for 2 processes" in said for said in both)
+    assert not (tmp_path / "two.sqlite").exists()  # nothing was begun
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_the_other_and_its_run_is_given_back(tmp_path):
+    both, path = started(tmp_path, "--data", "synthetic", "--set", "steps=100000"), tmp_path / "two.sqlite"
+    waited = time.monotonic()
+    while not path.is_file() or not any(run.series for run in runs_of(path)):
+        assert time.monotonic() - waited < 90
+        time.sleep(0.2)
+    both[1].send_signal(signal.SIGKILL)
+    first, _ = ended(both, 2, -signal.SIGKILL)
+    assert "another process of this run has ended" in first
+    assert "Traceback" not in first
+    assert [run.status for run in runs_of(path)] == ["interrupted"]
+
+
+def runs_of(path):
+    with Store(path) as store:
+        return store.runs("late-untie")
+
+
 def test_a_batch_that_cannot_be_shared_out_evenly_is_refused():
     Ranks(1, 2).check_batch(8)
     with pytest.raises(RangeError, match="8 windows for 3 processes"):
@@ -76,6 +113,9 @@ def test_a_batch_that_cannot_be_shared_out_evenly_is_refused():
 def test_what_torchrun_does_not_fit_is_said(monkeypatch, tmp_path):
     with joined(("torch",)) as ranks:
         assert ranks == ALONE
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(BackendError, match="WORLD_SIZE=two"), joined(("torch",)):
+        pass
     monkeypatch.setenv("WORLD_SIZE", "2")
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)

@@ -285,6 +285,26 @@ def test_ctrl_c_ends_local_processes_and_gives_their_runs_back(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_process_that_is_killed_ends_the_sweep_with_a_reason_and_its_run_is_done_later(tmp_path):
+    what, path = experiment("alignment"), tmp_path / "runs.sqlite"
+    asked = ask(what, "smoke", {"steps": 50_000, "seeds": [0]}, cache=tmp_path)
+    killed = []
+
+    def kill(progress):
+        with Store(path) as store:
+            owners = [owner for (owner,) in store._db.execute("SELECT owner FROM runs WHERE status = 'running'")]
+        if len(owners) == 2 and not killed:
+            killed.append(int(owners[0].split("/")[1]))
+            os.kill(killed[0], signal.SIGKILL)
+
+    with pytest.raises(BackendError, match=r"(?s)ended from outside.*Hint:.*the same command goes on"):
+        run_sweep(what, asked.configs, Plan(path, workers=2), kill)
+    assert killed
+    with Store(path) as store:
+        assert store.claim("alignment", asked.configs[0]) is not None
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_local_ray_cluster_does_what_one_process_does(tmp_path):
     pytest.importorskip("ray", reason="ray is an extra of its own: 80 MB for one engine")
@@ -320,8 +340,9 @@ def test_what_does_not_fit_is_said_before_any_run(tmp_path):
     what = experiment("init-stats")
     for changes, said in [
         ({"nothing": 1}, r"(?s)no setting 'nothing'.*block, data"),
-        ({"block": "long"}, "(?s)setting 'block'.*an integer"),
+        ({"block": "long"}, "(?s)setting 'block'.*a whole number"),
         ({"widths": []}, "empty"),
+        ({"block": None}, "(?s)'block'.*None.*a whole number"),
     ]:
         with pytest.raises(RangeError, match=said):
             ask(what, "smoke", changes, cache=tmp_path)

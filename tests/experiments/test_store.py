@@ -2,6 +2,7 @@
 
 import math
 import os
+import resource
 import signal
 import sqlite3
 import subprocess
@@ -268,3 +269,18 @@ def test_what_was_asked_for_last_is_known(store):
     assert (found.profile, found.command) == ("laptop", "second")
     assert found.hashes == (fingerprint("x", {"seed": 0}), fingerprint("x", {"seed": 1}))
     assert found.started <= time.time()
+
+
+def test_a_file_that_may_grow_no_more_is_said_with_what_to_do(tmp_path):
+    """A limit of a file's size is no full disk to SQLite, but a fault of it; the hint is the same."""
+    path, before = tmp_path / "runs.sqlite", resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Store(path) as store:
+        run = store.claim("x", {"seed": 0})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
+        try:
+            with pytest.raises(StoreError, match=r"(?s)cannot be written.*Hint: make room"):
+                store.add_points(run, [("loss", step, 1.0) for step in range(20_000)])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        store.finish(run, {"last": 1.0})
+        assert [r.status for r in store.runs("x")] == ["finished"]

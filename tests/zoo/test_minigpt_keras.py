@@ -59,6 +59,19 @@ def test_a_saved_model_is_tied_and_the_same_again(tmp_path):
     assert sum(v.shape == (31, 16) for v in again.variables) == 1
 
 
+@pytest.mark.parametrize(("policy", "computed", "kept"), [("mixed_bfloat16", "bfloat16", "float32"), ("bfloat16",) * 3])
+def test_its_policy_is_that_of_all_its_parts_and_is_saved(policy, computed, kept, tmp_path):
+    model = MiniGPT(DROPPING, dtype=policy)
+    assign_weights(model, drawn(DROPPING))
+    model.save(tmp_path / "model.keras")
+    exact = numbers(made(DROPPING)(IDS))
+    for each in (model, keras.saving.load_model(tmp_path / "model.keras")):
+        logits = each(IDS)
+        assert keras.backend.standardize_dtype(logits.dtype) == computed
+        assert {v.dtype for v in each.trainable_variables} == {kept}
+        assert np.abs(numbers(keras.ops.cast(logits, "float32")) - exact).max() < 0.1
+
+
 def test_it_is_seen_as_its_config_says():
     [table] = tiebeam.inspect(made(CASES["tied, no positions, both factors, another hidden width"]), IDS).tables
     assert (table.state, table.lookup_factor, table.readout_factor, table.soft_cap) == ("tied", 0.5, 2.0, 5.0)
@@ -81,6 +94,7 @@ def test_what_it_cannot_read_is_refused():
         (lambda: model.stream(np.tile(IDS, 2)), RangeError, "at most 8 tokens"),
         (lambda: model.stream(IDS[0]), InputError, r"ids\[None\]"),
         (lambda: model.stream(np.zeros((1, 2))), InputError, "float"),
+        (lambda: model.token_loss(IDS[0]), InputError, r"ids\[None\]"),
         (lambda: model.token_loss(IDS[:, :1]), InputError, "no next token"),
         (lambda: model.token_loss(IDS[:, :3], IDS[:, :2]), ShapeError, "do not fit"),
     ]:

@@ -36,6 +36,14 @@ def test_the_weights_come_back_as_they_were_given():
             params_of(config, wrong)
 
 
+@pytest.mark.parametrize("kind", [np.float16, np.float64, np.int32])
+def test_weights_of_any_kind_become_float32(kind):
+    weights = {name: array.astype(kind) for name, array in drawn(DROPPING).items()}
+    params = params_of(DROPPING, weights)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    assert MiniGPT(DROPPING).apply(params, IDS).dtype == jnp.float32
+
+
 def test_it_is_seen_as_its_config_says():
     config = CASES["tied, no positions, both factors, another hidden width"]
     [table] = tiebeam.inspect(MiniGPT(config), IDS, params=params_of(config, drawn(config))).tables
@@ -61,6 +69,7 @@ def test_what_it_cannot_read_is_refused():
         (lambda: model.apply(params, np.tile(IDS, 2)), RangeError, "at most 8 tokens"),
         (lambda: model.apply(params, IDS[0]), InputError, r"ids\[None\]"),
         (lambda: model.apply(params, np.zeros((1, 2))), InputError, "float"),
+        (lambda: model.apply(params, IDS[0], method="loss"), InputError, r"ids\[None\]"),
         (lambda: model.apply(params, IDS[:, :1], method="loss"), InputError, "no next token"),
         (lambda: model.apply(params, IDS[:, :3], IDS[:, :2], method="loss"), ShapeError, "do not fit"),
     ]:

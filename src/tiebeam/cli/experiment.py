@@ -38,7 +38,8 @@ def experiment_command() -> None:
     """Run again what tiebeam's advice rests on, and see it beside the figures it grew from.
 
     Every run is kept as it happens. A sweep that was broken off goes on with the same command; what is finished
-    is never done twice. Exit codes: 0 all done; 1 a run failed; 2 could not begin or go on; 130 interrupted.
+    is never done twice. Exit codes: 0 all done, or under way elsewhere; 1 a run failed; 2 could not begin or go on;
+    130 interrupted.
     """
 
 
@@ -98,6 +99,8 @@ def run_command(
         with joined(what.packages) as ranks:
             with ranks.in_turn():
                 asked = ask(what, profile, changes, data=data or (), tokenizer=tokenizer, cache=Path(f"{store}.data"))
+            for config in asked.configs:
+                ranks.check_batch(config.get("batch", ranks.count))
             plan = Plan(store, asked.tokens, engine.value, workers, asked.device, reclaim, ranks)
             if not ranks.first:
                 run_sweep(what, asked.configs, plan)
@@ -170,7 +173,10 @@ def export_command(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there instead.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every run in the store, not those last asked for.")] = False,
-    form: Annotated[str, typer.Option("--format", help="csv or json.")] = "csv",
+    form: Annotated[
+        str | None,
+        typer.Option("--format", help="csv or json. Default: by the suffix of --output, else csv.", show_default=False),
+    ] = None,
     debug: DebugOpt = False,
 ) -> None:
     """Write every result and every point of every series, for other tools."""
@@ -179,7 +185,8 @@ def export_command(
         from tiebeam.cli import experiment_view as view
         from tiebeam.experiments.catalog import experiment
 
-        text = view.exported(experiment(name), store, form, every=every)
+        by_suffix = "json" if output is not None and output.suffix.lower() == ".json" else "csv"
+        text = view.exported(experiment(name), store, form or by_suffix, every=every)
         if output is None:
             typer.echo(text, nl=False)
         else:

@@ -23,10 +23,12 @@ from tiebeam.experiments.store import Store
 from tiebeam.experiments.sweep import last_runs
 from tiebeam.experiments.tables import Table
 from tiebeam.reports.jsontext import portable
+from tiebeam.reports.strings import visible
 
 _SMOKE = "profile smoke: shows that it runs, and nothing else"
 _WIDEST = 1000  # columns, to measure in
-_FOREIGN = frozenset({"data", "precision", "seed"})  # parts of a config that do not tell runs of a sweep apart
+_TELLING = ("width", "rate", "task", "tie", "clip", "weight", "seed")  # parts of a config, shown with their names
+_NAMED = ("scheme", "variant", "groups", "readout", "grid", "model")  # and without
 
 
 def catalogue(*, as_json: bool) -> str:
@@ -117,9 +119,8 @@ def label_of(config: Mapping[str, Any]) -> str:
         >>> label_of({"scheme": "C", "width": 64, "seed": 1, "data": {}})
         'C width 64 seed 1'
     """
-    words = [str(config["scheme"])] if "scheme" in config else []
-    words += [f"{k} {v}" for k, v in config.items() if k in ("width", "rate", "task", "tie", "clip", "weight", "seed")]
-    return " ".join(words)
+    words = [str(config[name]) for name in _NAMED if name in config]
+    return " ".join([*words, *(f"{k} {v}" for k, v in config.items() if k in _TELLING)])
 
 
 def shown(experiment: Experiment, path: Path, form: Format, counts: Mapping[str, int] | None = None) -> str:
@@ -137,7 +138,8 @@ def shown(experiment: Experiment, path: Path, form: Format, counts: Mapping[str,
         head = [f"# {experiment.name}", experiment.claim, f"After {experiment.source}."]
         left = [_left(missing, len(runs))] if missing else []
         left += [_SMOKE] if sweep.profile == "smoke" else []
-        return "\n\n".join([*head, *left, *(t.to_markdown() for t in tables), f"```text\n{sweep.command}\n```"])
+        parts = [*head, *left, *(t.to_markdown() for t in tables), f"```text\n{visible(sweep.command)}\n```"]
+        return visible("\n\n".join(parts), keep="\n")
     return _as_text(experiment, sweep, missing, len(runs), tables)
 
 
@@ -166,7 +168,7 @@ def _as_text(experiment: Experiment, sweep: Sweep, missing: int, there: int, tab
     parts += wrapped(_SMOKE) if sweep.profile == "smoke" else []
     for table in tables:
         parts += [*wrapped(table.title), _grid(table, width), *wrapped(*table.notes)]
-    return "\n".join([*parts, sweep.command])
+    return visible("\n".join([*parts, visible(sweep.command)]), keep="\n")
 
 
 def _grid(table: Table, room: int) -> str:
@@ -197,13 +199,17 @@ def _runs(number: int) -> str:
 
 
 def complain(experiment: Experiment, path: Path, counts: Mapping[str, int]) -> None:
-    """Say on standard error what failed or diverged."""
+    """Say on standard error what failed or diverged, and what others are at."""
     if counts["diverged"]:
         note(f"{_runs(counts['diverged'])} diverged")
+    with Store(path) as store:
+        asked = set(last_runs(store, experiment)[0].hashes)
+        here = [run for run in store.runs(experiment.name) if run.hash in asked]
+    if going := sum(run.status == "running" for run in here):
+        note(f"{_runs(going)} under way in other processes; what one on another machine left, --reclaim takes over")
     if not counts["failed"]:
         return
-    with Store(path) as store:
-        failed = [run for run in store.runs(experiment.name) if run.status == "failed"]
+    failed = [run for run in here if run.status == "failed"]
     note(f"{_runs(counts['failed'])} failed, and will be tried again by the same command; the last: {failed[-1].error}")
 
 

@@ -30,6 +30,8 @@ SKIPPED = frozenset(
 
 VALIDATION_EVERY = 10
 
+_ENDLESS = r"\S{1000}|\s{1000}"
+
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
@@ -119,7 +121,7 @@ def train_tokenizer(texts: Sequence[str], vocab: int = 4096) -> "Tokenizer":
         InputError: `vocab` is too small for every byte to have a token.
     """
     try:
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError as error:
         raise BackendError(
             "the demo cuts text into tokens with 'tokenizers', which is missing",
@@ -129,7 +131,9 @@ def train_tokenizer(texts: Sequence[str], vocab: int = 4096) -> "Tokenizer":
     if vocab <= len(alphabet):
         raise InputError("vocabulary of the demo", got=str(vocab), expected=f"more than {len(alphabet)}")
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # The time that a word takes to learn from goes as the square of its length: a line without end is cut.
+    endless = pre_tokenizers.Split(Regex(_ENDLESS), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([endless, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab, special_tokens=[END], initial_alphabet=alphabet, show_progress=False

@@ -3,8 +3,8 @@
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,10 +71,21 @@ class Tokens:
 
     @classmethod
     def open(cls, folder: Path) -> "Tokens":
-        """Map what `prepare_tokens` has written."""
-        about: dict[str, Any] = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        parts = [np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("train", "validation")]
-        return cls(folder, parts[0], parts[1], about["vocab"], about["digest"], about["label"])
+        """Map what `prepare_tokens` has written.
+
+        Raises:
+            StoreError: A file of it is missing or damaged.
+        """
+        try:
+            about: dict[str, Any] = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+            parts = [np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("train", "validation")]
+            return cls(folder, parts[0], parts[1], about["vocab"], about["digest"], about["label"])
+        except (OSError, ValueError, KeyError) as error:  # JSON's error is a ValueError
+            raise StoreError(
+                f"the tokens in '{folder}' are damaged",
+                got=str(error),
+                hint="remove that folder, and the same command cuts the text again",
+            ) from error
 
     @property
     def config(self) -> dict[str, Any]:
@@ -95,6 +106,7 @@ def prepare_tokens(source: Source, cache: Path) -> Tokens:
         StoreError: The folder cannot be written.
 
     Example:
+        >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     tokens = prepare_tokens(Source("synthetic", vocab=1000), Path(folder))
         >>> tokens.vocab, len(tokens.validation), tokens.train.dtype.name
@@ -133,9 +145,15 @@ def _files(source: Source) -> tuple[str, list[str], list[str]]:
     train, validation = [], []
     for path in source.files:
         try:
-            text = path.read_text(encoding="utf-8", errors="replace")
+            text = path.read_text(encoding="utf-8-sig")
         except OSError as error:
             raise InputError(f"the text '{path}' cannot be read", got=str(error)) from error
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"the text '{path}' is no UTF-8",
+                got=f"byte 0x{error.object[error.start]:02x} at {error.start:,}",
+                hint=f"iconv -f ENCODING -t utf-8 '{path}' writes it as UTF-8; a compressed file has to be unpacked",
+            ) from error
         cut = len(text) - len(text) // VALIDATION_SHARE
         train.append(text[:cut])
         validation.append(text[cut:])
@@ -192,6 +210,9 @@ def _tokenizer(source: Source, train: Sequence[str]) -> "tuple[Tokenizer, bool]"
             expected="a tokenizer.json of the 'tokenizers' package",
             hint="name one with --tokenizer FILE" if source.tokenizer is None else "",
         ) from error
+    # What a model is fed with may be cut and filled up to a length; a text is read whole.
+    found.no_truncation()
+    found.no_padding()
     return found, True
 
 
@@ -231,7 +252,8 @@ def _write(folder: Path, parts: tuple[Ids, ...], vocab: int, label: str) -> Toke
     about = {"vocab": vocab, "digest": digest, "label": f"{label}, {len(arrays[0]):,} tokens of {vocab:,}"}
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=".tokens-", dir=folder.parent))
+        made = folder.parent / f".tokens-{secrets.token_hex(8)}"
+        made.mkdir()  # whoever may read the store may read them
         try:
             for name, array in zip(("train", "validation"), arrays, strict=True):
                 np.save(made / f"{name}.npy", array)

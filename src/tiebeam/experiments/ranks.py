@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from tiebeam.errors import BackendError, RangeError
+from tiebeam.errors import BackendError, RangeError, TiebeamError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,15 +102,19 @@ def joined(packages: tuple[str, ...]) -> Iterator[Ranks]:
         packages: Of the experiment; one that does without torch has no batch to share.
 
     Raises:
-        BackendError: There are several, and the experiment or the environment does not know how.
+        BackendError: There are several, and the experiment or the environment does not know how; or another one has
+            ended before this one did.
 
     Example:
         >>> with joined(("torch",)) as ranks:
         ...     ranks
         Ranks(rank=0, count=1)
     """
-    count = int(os.environ.get("WORLD_SIZE") or 1)
-    if count == 1:
+    said = os.environ.get("WORLD_SIZE") or "1"
+    if not said.isdecimal():
+        raise BackendError("the number of processes that share a run", got=f"WORLD_SIZE={said}", expected="a number")
+    count = int(said)
+    if count <= 1:
         yield ALONE
         return
     if "torch" not in packages:
@@ -133,5 +137,24 @@ def joined(packages: tuple[str, ...]) -> Iterator[Ranks]:
     dist.init_process_group()  # gloo for what lies on a CPU, NCCL for a GPU
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size())
+    except RuntimeError as error:
+        if isinstance(error, TiebeamError) or not lost(error):
+            raise
+        raise BackendError(
+            "another process of this run has ended, and this one cannot go on alone",
+            got=str(error).splitlines()[0],
+            hint="it may have said why, or have been killed; the same command goes on from what is finished",
+        ) from error
     finally:
         dist.destroy_process_group()
+
+
+def lost(error: BaseException) -> bool:
+    """Whether an error says that another process cannot be reached any more.
+
+    Example:
+        >>> lost(RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:42398"))
+        True
+    """
+    said = str(error)  # gloo raises RuntimeError, whatever has happened
+    return isinstance(error, RuntimeError) and any(w in said for w in ("gloo/transport", "NCCL", "closed by peer"))

@@ -18,7 +18,7 @@ from tiebeam.experiments.catalog import experiment as called
 from tiebeam.experiments.config import fingerprint
 from tiebeam.experiments.data import Tokens
 from tiebeam.experiments.origin import commit, packages
-from tiebeam.experiments.ranks import ALONE, Ranks
+from tiebeam.experiments.ranks import ALONE, Ranks, lost
 from tiebeam.experiments.spec import DivergedError, Experiment, Work
 from tiebeam.experiments.store import Recorder, Store
 
@@ -106,7 +106,7 @@ def run_sweep(
 
     Raises:
         StoreError: The store cannot be written; what is in it stays.
-        BackendError: joblib or ray is missing, or was asked for under torchrun.
+        BackendError: joblib or ray is missing, or was asked for under torchrun; or a process was ended from outside.
         KeyboardInterrupt: Broken off; runs that were under way are given back.
     """
     if plan.ranks.count > 1 and (plan.engine != "local" or (plan.workers or 1) > 1):
@@ -178,6 +178,9 @@ def execute(job: Job, ranks: Ranks = ALONE) -> Outcome:
         except StoreError:
             raise
         except Exception as error:  # whatever a run raises ends that run, not the sweep
+            if ranks.count > 1 and lost(error):  # the run is not to blame
+                store.interrupt([run])
+                raise
             store.finish(run, {}, "failed", _said(error))
             if ranks.count > 1:
                 raise
@@ -212,6 +215,8 @@ def _in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Outcome]:
     """Run on local processes; where one fails, or the user breaks off, the others end before this returns."""
     try:
         from joblib import Parallel, delayed, parallel_config
+        from joblib.externals.loky import get_reusable_executor
+        from joblib.externals.loky.process_executor import TerminatedWorkerError
     except ImportError as error:
         raise BackendError(
             "several processes are run by 'joblib', which is missing",
@@ -223,10 +228,14 @@ def _in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Outcome]:
         parallel = Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1, pre_dispatch=workers)
         try:
             yield from parallel(delayed(execute)(job) for job in jobs)
-        except BaseException:
-            from joblib.externals.loky import get_reusable_executor
-
+        except BaseException as error:
             get_reusable_executor().shutdown(wait=True, kill_workers=True)
+            if isinstance(error, TerminatedWorkerError):
+                raise BackendError(
+                    "a process was ended from outside in the middle of its run",
+                    got=str(error).splitlines()[0],
+                    hint="if memory ran out, fewer --workers need less; the same command goes on from what is finished",
+                ) from error
             raise
 
 

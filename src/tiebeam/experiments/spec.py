@@ -1,5 +1,6 @@
 """What an experiment is: a claim, settings by profile, runs, and the tables that come of them."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
 Settings = Mapping[str, Any]
 PROFILES = ("paper", "laptop", "smoke")
 Needs = Literal["nothing", "text"]
+
+_LEAST: Mapping[str, float] = {"layers": 0, "seeds": 0, "vocab": 2, "weights": -math.inf}
+"""Of settings; every other whole number is at least 1, and every other number more than 0."""
+
+_MOST = 2**63 - 1
+"""Larger whole numbers have no place in SQLite, nor as seeds of torch."""
+
+_KINDS = {int: "a whole number", float: "a number", str: "a word"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,7 @@ class Experiment:
         needs: "text" where it trains on or reads tokens.
         main: Series that progress shows.
         packages: What has to be installed.
+        optional: Settings that are lists and may be empty.
     """
 
     name: str
@@ -80,12 +90,13 @@ class Experiment:
     needs: Needs = "nothing"
     main: str = "loss"
     packages: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
     def settings(self, profile: str, changes: Settings) -> dict[str, Any]:
         """Settings of a profile, with some changed.
 
         Raises:
-            RangeError: There is no such profile or setting, or a value is of another kind.
+            RangeError: There is no such profile or setting, or a value is of another kind or makes no sense.
         """
         if profile not in self.profiles:
             raise RangeError(f"'{self.name}' has no profile '{profile}'", expected=", ".join(self.profiles))
@@ -95,22 +106,37 @@ class Experiment:
                 raise RangeError(
                     f"'{self.name}' has no setting '{name}'", expected=f"one of {', '.join(sorted(found))}"
                 )
-            found[name] = _like(found[name], value, f"setting '{name}' of '{self.name}'")
+            found[name] = self._like(name, value)
         return found
 
-
-_KINDS = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
-
-
-def _like(old: Any, new: Any, what: str) -> Any:
-    """`new`, as long as it is what `old` was; one value stands for a list of one."""
-    if isinstance(old, list | tuple):
-        given = list(new) if isinstance(new, list | tuple) else [new]
-        if not given:
+    def _like(self, name: str, new: Any) -> Any:
+        """`new`, as long as it is what some profile has there; one value stands for a list of one."""
+        held = [profile[name] for profile in self.profiles.values()]
+        if new is None and None in held:
+            return None
+        old, what = next(value for value in held if value is not None), f"setting '{name}' of '{self.name}'"
+        if not isinstance(old, list):
+            return _checked(name, _of_kind(old, new, what), what)
+        given = new if isinstance(new, list | tuple) else [new]
+        if not given and name not in self.optional:
             raise RangeError(f"{what} is empty", expected="at least one value")
-        return [_like(old[0], each, what) for each in given]
-    if isinstance(old, float) and isinstance(new, int) and not isinstance(new, bool):
+        return [_checked(name, _of_kind(old[0], each, what), what) for each in given]
+
+
+def _of_kind(old: Any, new: Any, what: str) -> Any:
+    if isinstance(old, float) and type(new) is int and abs(new) <= _MOST:
         return float(new)
-    if old is not None and new is not None and type(old) is not type(new):
-        raise RangeError(what, got=repr(new), expected=_KINDS.get(type(old), f"a {type(old).__name__}"))
+    if type(old) is not type(new):
+        raise RangeError(what, got=repr(new), expected=_KINDS[type(old)])
     return new
+
+
+def _checked(name: str, value: Any, what: str) -> Any:
+    """`value`, as long as it lies where such a setting makes sense."""
+    if isinstance(value, int):
+        least = _LEAST.get(name, 1)
+        if not least <= value <= _MOST:
+            raise RangeError(what, got=repr(value), expected=f"{least} to 2**63 - 1")
+    elif isinstance(value, float) and not (math.isfinite(value) and value > _LEAST.get(name, 0.0)):
+        raise RangeError(what, got=repr(value), expected="a finite number" + ("" if name in _LEAST else " above 0"))
+    return value

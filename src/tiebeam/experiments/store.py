@@ -30,6 +30,12 @@ APPLICATION = 0x74626D31
 PATIENCE = 60.0
 """How long a process waits for its turn to write. Unit: seconds."""
 
+_ROOM = "make room, then run the same command: finished runs are kept"
+_PLACE = "its folder must be writable, for reading too: copy the file elsewhere, or name another with --store"
+# SQLITE_IOERR: what a limit of a file's size, or a full disk under the log, comes to
+_HINTS = dict.fromkeys((sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR), _ROOM)
+_HINTS |= dict.fromkeys((sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY), _PLACE)
+
 _TABLES = """
 CREATE TABLE runs(
   id INTEGER PRIMARY KEY,
@@ -166,8 +172,7 @@ class Store:
         try:
             yield
         except sqlite3.Error as error:
-            full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-            hint = "make room, then run the same command: finished runs are kept" if full else ""
+            hint = _HINTS.get((getattr(error, "sqlite_errorcode", None) or 0) & 0xFF, "")
             raise StoreError(f"the store '{self.path}' cannot be {doing}", got=str(error), hint=hint) from error
 
     @contextmanager

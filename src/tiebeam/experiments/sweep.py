@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tiebeam.errors import BackendError, InputError
+from tiebeam.experiments.config import fingerprint
 from tiebeam.experiments.corpus import check_length
 from tiebeam.experiments.data import STANDARD_LIBRARY, SYNTHETIC, WIKITEXT, Source, Tokens, prepare_tokens
 from tiebeam.experiments.records import Run, Sweep
@@ -20,7 +21,7 @@ class Asked:
     """A sweep, ready to run.
 
     Attributes:
-        configs: Of all runs, in their order.
+        configs: Of all runs, in their order; each once, however often it was asked for.
         tokens: The text, or None.
         device: "cpu" or "cuda".
     """
@@ -69,7 +70,10 @@ def ask(
         tokens = prepare_tokens(_source(settings, data, tokenizer), cache)
         for ids in (tokens.train, tokens.validation):
             check_length(ids, settings["block"] + 1)
-    return Asked(tuple(_completed(c, tokens, device) for c in experiment.runs(settings)), tokens, device)
+    configs = [_completed(config, tokens, device) for config in experiment.runs(settings)]
+    # A seed or rate given twice is one run: counted twice it would pass for two, and their agreement for certainty.
+    once = {fingerprint(experiment.name, config): config for config in reversed(configs)}
+    return Asked(tuple(reversed(once.values())), tokens, device)
 
 
 def last_runs(store: Store, experiment: Experiment) -> tuple[Sweep, list[Run], int]:
@@ -97,6 +101,8 @@ def _source(settings: Mapping[str, Any], data: Sequence[str], tokenizer: Path | 
             raise InputError("synthetic ids are not cut by a tokenizer", got=f"--tokenizer {tokenizer}")
         return Source(names[0], tokenizer=tokenizer, vocab=settings["vocab"])
     files = tuple(Path(name) for name in names)
+    if mixed := [name for name in names if name in known and not Path(name).is_file()]:
+        raise InputError("a text is one of those that have names, or files", got=f"{mixed[0]} among {len(names)} texts")
     if absent := [str(path) for path in files if not path.is_file()]:
         raise InputError(f"no text at {', '.join(map(repr, absent))}", expected=f"files, or one of {', '.join(known)}")
     return Source("files", files, tokenizer, settings["vocab"])

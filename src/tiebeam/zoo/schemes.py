@@ -1,5 +1,6 @@
 """The usual ways to scale one table for two roles, as data: each std and factor is a power of the width."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tiebeam.errors import RangeError
@@ -77,3 +78,13 @@ def scheme(name: str) -> Scheme:
     if name not in SCHEMES:
         raise RangeError(f"no scheme is called {name!r}", expected=f"one of {', '.join(SCHEMES)}")
     return SCHEMES[name]
+
+
+def check_schemes(names: Iterable[str]) -> None:
+    """Raise where one of `names` is no scheme's.
+
+    Raises:
+        RangeError: It is not.
+    """
+    for name in names:
+        scheme(name)

@@ -1,10 +1,12 @@
 """Tied and untied on a task that one space fits, and on one that it does not."""
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tiebeam.experiments.spec import Experiment, Settings, Work
+from tiebeam.errors import NotFiniteError
+from tiebeam.experiments.spec import DivergedError, Experiment, Settings, Work
 from tiebeam.experiments.tables import Figure, Spread, Table, grouped, mean_line
 
 if TYPE_CHECKING:
@@ -62,10 +64,12 @@ def work(given: Work) -> Mapping[str, float]:
             recorder.point("loss", done, chain.loss(now.logits(every)) - chain.entropy)
 
     how = {name: config[name] for name in ("steps", "batch", "rate", "seed")}
-    trained = train_by_hand(model, chain, on_step=on_step, **how)
-    parameters = sum(p.size for p in model.parameters.values())
-    excess = chain.loss(trained.logits(every)) - chain.entropy
-    return {"excess": excess, "entropy": chain.entropy, "parameters": float(parameters)}
+    known = {"entropy": chain.entropy, "parameters": float(sum(p.size for p in model.parameters.values()))}
+    try:
+        trained = train_by_hand(model, chain, on_step=on_step, **how)
+    except NotFiniteError as error:
+        raise DivergedError({**known, "excess": math.nan}) from error
+    return {**known, "excess": chain.loss(trained.logits(every)) - chain.entropy}
 
 
 def tables(runs: "Sequence[Run]") -> list[Table]:
@@ -79,6 +83,7 @@ def tables(runs: "Sequence[Run]") -> list[Table]:
             continue
         tied, untied = ([found[tie, s]["excess"] for s in seeds] for tie in (True, False))
         ratios = [a / b for a, b in zip(tied, untied, strict=True)]
+        between = f"{min(ratios):.2f} to {max(ratios):.2f}" if all(map(math.isfinite, ratios)) else "diverged"
         theirs = SEED[task]
         saved = 1 - found[True, seeds[0]]["parameters"] / found[False, seeds[0]]["parameters"]
         means = Spread.of(tied), Spread.of(untied)
@@ -86,7 +91,7 @@ def tables(runs: "Sequence[Run]") -> list[Table]:
             (
                 task,
                 *(means[0], theirs[0], means[1], theirs[1], means[0].mean / means[1].mean, theirs[0] / theirs[1]),
-                *(f"{min(ratios):.2f} to {max(ratios):.2f}", theirs[2], f"{100 * saved:.0f} % ({SEED_SAVED:.0f} %)"),
+                *(between, theirs[2], f"{100 * saved:.0f} % ({SEED_SAVED:.0f} %)"),
             )
         )
         by_seed += [(task, str(s), a, b, a / b) for s, a, b in zip(seeds, tied, untied, strict=True)]

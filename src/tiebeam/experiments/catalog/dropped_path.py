@@ -1,9 +1,11 @@
 """A backward pass that loses one role: which rows are wrong, and what training makes of it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tiebeam.experiments.spec import Experiment, Settings, Work
+from tiebeam.errors import NotFiniteError
+from tiebeam.experiments.spec import DivergedError, Experiment, Settings, Work
 from tiebeam.experiments.tables import Figure, Spread, Table, grouped, mean_line
 
 if TYPE_CHECKING:
@@ -60,7 +62,10 @@ def work(given: Work) -> Mapping[str, float]:
             given.recorder.point("loss", done, chain.loss(now.logits(every)))
 
     how = {name: config[name] for name in ("steps", "batch", "rate", "seed")}
-    trained = train_by_hand(model, chain, lookup=lookup, on_step=on_step, **how)  # type: ignore[arg-type]
+    try:
+        trained = train_by_hand(model, chain, lookup=lookup, on_step=on_step, **how)  # type: ignore[arg-type]
+    except NotFiniteError as error:
+        raise DivergedError({**figures, "last": math.nan}) from error
     return {**figures, "last": chain.loss(trained.logits(every))}
 
 

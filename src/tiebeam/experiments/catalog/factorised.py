@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tiebeam.errors import RangeError
 from tiebeam.experiments.paired import NOTE, beside
 from tiebeam.experiments.rates import best_rate
 from tiebeam.experiments.sizes import LAPTOP, PAPER, SMOKE, TRAINED
@@ -35,7 +36,17 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 
 def runs(settings: Settings) -> list[dict[str, Any]]:
-    """One for each variant, rate and seed."""
+    """One for each variant, rate and seed.
+
+    Raises:
+        RangeError: There is no such variant, or the narrow tables are wider than the stream.
+    """
+    if unknown := [name for name in settings["variants"] if name not in VARIANTS]:
+        raise RangeError(f"'factorised' has no variant '{unknown[0]}'", expected=" | ".join(VARIANTS))
+    if settings["narrow"] > settings["width"]:
+        raise RangeError(
+            "narrow tables of 'factorised'", got=f"{settings['narrow']}", expected=f"at most width, {settings['width']}"
+        )
     fixed = {name: settings[name] for name in (*TRAINED, "width", "narrow")}
     fixed |= {"clip": 1.0, "precision": "auto"}
     swept = itertools.product(settings["variants"], settings["rates"], settings["seeds"])
@@ -82,7 +93,8 @@ def tables(runs: "Sequence[Run]") -> list[Table]:
     for variant, (rate, loss, same) in found.items():
         config, results = same[0].config, same[0].results
         rank = config["narrow"] if VARIANTS[variant][2] else config["width"]
-        counts = (int(results["table parameters"]), int(results["parameters"]))
+        # of a run that diverged nothing was counted
+        counts = [int(results[n]) if n in results else None for n in ("table parameters", "parameters")]
         rows.append((variant, *counts, rank, f"{rate:g}", loss, beside(same, tied)))
     columns = (
         "model",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiebeam.experiments.spec import Experiment, Settings, Work
 from tiebeam.experiments.tables import Figure, Line, Spread, Table, grouped, ratio
-from tiebeam.zoo.schemes import SCHEMES
+from tiebeam.zoo.schemes import SCHEMES, check_schemes
 
 if TYPE_CHECKING:
     from tiebeam.experiments.records import Run
@@ -42,6 +42,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 def runs(settings: Settings) -> list[dict[str, Any]]:
     """One for each width, scheme and seed; the narrow ones first."""
+    check_schemes(settings["schemes"])
     fixed = {name: settings[name] for name in ("layers", "block", "windows")}
     return [
         {"width": width, "scheme": scheme, "seed": seed, **fixed}

@@ -7,6 +7,7 @@ from tiebeam.experiments.paired import NOTE, beside
 from tiebeam.experiments.sizes import LAPTOP, PAPER, SMOKE, TRAINED
 from tiebeam.experiments.spec import Experiment, Settings, Work
 from tiebeam.experiments.tables import Figure, Spread, Table, grouped, mean_line
+from tiebeam.zoo.schemes import check_schemes
 
 if TYPE_CHECKING:
     from tiebeam.experiments.records import Run
@@ -23,6 +24,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 def runs(settings: Settings) -> list[dict[str, Any]]:
     """One for each variant and seed."""
+    check_schemes([settings["scheme"]])
     fixed = {name: settings[name] for name in (*TRAINED, "scheme", "width", "rate")}
     fixed |= {"clip": 1.0, "precision": "auto"}
     return [{"variant": variant, "seed": seed, **fixed} for variant in VARIANTS for seed in settings["seeds"]]

@@ -50,13 +50,16 @@ def work(given: Work) -> Mapping[str, float]:
 
 def tables(runs: "Sequence[Run]") -> list[Table]:
     """Best rates by width, and what the narrow model's best rate costs there."""
-    base = min(int(r.config["width"]) for r in runs)
+    base = int(runs[0].config["base_width"])
     found = {key: _losses(same) for key, same in grouped(runs, _key).items()}
     rows = []
     for (groups, width), losses in sorted(found.items(), key=lambda item: (GROUPS.index(item[0][0]), item[0][1])):
-        start, best = _best(found.get((groups, base), losses)), _best(losses)
-        cost = losses[start].mean - losses[best].mean if start in losses else None
-        rows.append((groups, str(width), best, losses[best], math.log2(best / start), cost))
+        best, moved, cost = _best(losses), None, None
+        if (groups, base) in found:  # of a sweep that is under way it may be missing
+            start = _best(found[groups, base])
+            moved = math.log2(best / start)
+            cost = losses[start].mean - losses[best].mean if start in losses else None
+        rows.append((groups, str(width), best, losses[best], moved, cost))
     columns = ("groups", "width", "best rate", "validation loss", "moved, octaves", "cost of the narrow rate")
     notes = (f"Scheme {SCHEME} at width {base}, its readout factor as 1/width beyond; no clipping.",)
     return [Table("Best rate against width", columns, tuple(rows), notes)]

@@ -1,9 +1,11 @@
 """The rank of the token just read, before and after training: what the tie and the residual stream put there."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tiebeam.experiments.spec import Experiment, Settings, Work
+from tiebeam.errors import NotFiniteError
+from tiebeam.experiments.spec import DivergedError, Experiment, Settings, Work
 from tiebeam.experiments.tables import Figure, Spread, Table, grouped, mean_line
 
 if TYPE_CHECKING:
@@ -53,10 +55,13 @@ def work(given: Work) -> Mapping[str, float]:
             recorder.point("own rank", done, own_rank(logits, every))
 
     how = {name: config[name] for name in ("steps", "batch", "rate", "seed")}
-    trained = train_by_hand(model, chain, on_step=on_step, **how)
-    ranks = {"first rank": own_rank(model.logits(every), every), "last rank": own_rank(trained.logits(every), every)}
     best = own_rank(np.log(np.maximum(chain.follows, 1e-300)), every)
-    return {**ranks, "best rank": best, "last": chain.loss(trained.logits(every)) - chain.entropy}
+    known = {"first rank": own_rank(model.logits(every), every), "best rank": best}
+    try:
+        logits = train_by_hand(model, chain, on_step=on_step, **how).logits(every)
+    except NotFiniteError as error:
+        raise DivergedError({**known, "last rank": math.nan, "last": math.nan}) from error
+    return {**known, "last rank": own_rank(logits, every), "last": chain.loss(logits) - chain.entropy}
 
 
 def tables(runs: "Sequence[Run]") -> list[Table]:

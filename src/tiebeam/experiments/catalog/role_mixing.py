@@ -8,6 +8,7 @@ from tiebeam.experiments.paired import NOTE, beside
 from tiebeam.experiments.sizes import LAPTOP, PAPER, SMOKE, TRAINED
 from tiebeam.experiments.spec import Experiment, Settings, Work
 from tiebeam.experiments.tables import Figure, Line, Spread, Table, grouped
+from tiebeam.zoo.schemes import check_schemes
 
 if TYPE_CHECKING:
     from tiebeam.experiments.records import Run
@@ -22,6 +23,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 def runs(settings: Settings) -> list[dict[str, Any]]:
     """One for each scheme, weight and seed."""
+    check_schemes(settings["schemes"])
     fixed = {name: settings[name] for name in (*TRAINED, "width", "rate")} | {"clip": 1.0, "precision": "auto"}
     return [
         {"scheme": scheme, "weight": weight, "seed": seed, **fixed}

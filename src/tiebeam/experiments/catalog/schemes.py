@@ -9,7 +9,7 @@ from tiebeam.experiments.rates import best_rate
 from tiebeam.experiments.sizes import LAPTOP, PAPER, SMOKE, TRAINED
 from tiebeam.experiments.spec import Experiment, Settings, Work
 from tiebeam.experiments.tables import Figure, Line, Spread, Table, grouped, mean_line
-from tiebeam.zoo.schemes import SCHEMES
+from tiebeam.zoo.schemes import SCHEMES, check_schemes
 
 if TYPE_CHECKING:
     from tiebeam.experiments.records import Run
@@ -46,6 +46,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 def runs(settings: Settings) -> list[dict[str, Any]]:
     """The sweep of rates with clipping, A and D at faster ones too; then the middle rate without clipping."""
     fixed = {**{name: settings[name] for name in TRAINED}, "precision": "auto"}
+    check_schemes([*settings["schemes"], *settings["unclipped"]])
     rates = settings["rates"]
     made: list[tuple[int, str, float, float | None]] = []
     for width, scheme in itertools.product(settings["widths"], settings["schemes"]):
@@ -115,7 +116,8 @@ def _same(runs: "Sequence[Run]") -> list[Table]:
             ]
             gaps = [abs(a - b) for one, two in pairs for (_, a), (_, b) in zip(one, two, strict=False)]
             if gaps:
-                rows.append((f"C and {other}", str(width), "no" if clip is None else f"at {clip:g}", rate, max(gaps)))
+                largest = math.nan if any(map(math.isnan, gaps)) else max(gaps)
+                rows.append((f"C and {other}", str(width), "no" if clip is None else f"at {clip:g}", rate, largest))
     columns = ("trainings", "width", "clipping", "rate", "largest difference of a loss")
     notes = (
         "0 is equal in every bit: D' is C written otherwise, and only clipping, which sees both scales, parts them.",
@@ -174,4 +176,5 @@ EXPERIMENT = Experiment(
     figures=figures,
     needs="text",
     packages=("torch",),
+    optional=("fast", "unclipped"),
 )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tiebeam.errors import RangeError
 from tiebeam.experiments.spec import Experiment, Settings, Work
 from tiebeam.experiments.tables import Spread, Table, grouped
 
@@ -30,7 +31,14 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 
 def runs(settings: Settings) -> list[dict[str, Any]]:
-    """One for each grid and seed."""
+    """One for each grid and seed.
+
+    Raises:
+        RangeError: A range has no two ends.
+    """
+    for name in ("std", "lookup_factor"):
+        if len(settings[name]) != 2:
+            raise RangeError(f"setting '{name}' of 'std-grid'", got=f"{settings[name]}", expected="its least and most")
     fixed = {name: value for name, value in settings.items() if name not in ("seeds", "coarse", "fine")}
     return [
         {"grid": grid, "points": settings[grid], "seed": seed, **fixed}

@@ -128,7 +128,14 @@ class MiniGPT(nn.Module):
     def stream(self, ids: Any, train: bool = False) -> Any:
         """Return what the readout reads, (batch, tokens, width): `__call__` without its last product."""
         c = self.config
-        _check_ids(ids, c.block_size)
+        _check_kind(ids)
+        if ids.shape[1] > c.block_size:
+            raise RangeError(
+                "more tokens than the model can read",
+                got=f"ids of shape {ids.shape}",
+                expected=f"at most {c.block_size} tokens (block_size)",
+                hint="cut the sequence, or choose a larger block_size",
+            )
         x = self.embed(ids)
         x = x if c.lookup_factor == 1.0 else x * c.lookup_factor
         x = x + self.positions[: ids.shape[1]] if c.positions == "learned" else x
@@ -153,8 +160,9 @@ class MiniGPT(nn.Module):
             InputError: As `__call__`; one token alone and no targets.
             ShapeError: `targets` and `ids` differ in shape.
         """
+        _check_kind(ids)
         if targets is None:
-            if ids.ndim == 2 and ids.shape[1] < 2:
+            if ids.shape[1] < 2:
                 raise InputError("one token has no next token", got=f"ids of shape {ids.shape}", hint="pass targets")
             ids, targets = ids[:, :-1], ids[:, 1:]
         elif targets.shape != ids.shape:
@@ -170,7 +178,7 @@ class MiniGPT(nn.Module):
 
 
 def params_of(config: MiniGPTConfig, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the params of `MiniGPT(config)` that hold these weights.
+    """Return the params of `MiniGPT(config)` that hold these weights, in float32.
 
     Args:
         config: Of the model that they come from.
@@ -194,7 +202,7 @@ def params_of(config: MiniGPTConfig, weights: Mapping[str, Any]) -> dict[str, An
         place = tree
         for key in above:
             place = place.setdefault(key, {})
-        place[last] = jnp.asarray(array.T if last == "kernel" else array)
+        place[last] = jnp.asarray(array.T if last == "kernel" else array, jnp.float32)
     return {"params": tree}
 
 
@@ -238,18 +246,11 @@ def _norm(name: str | None) -> nn.LayerNorm:
     return nn.LayerNorm(epsilon=NORM_EPSILON, use_fast_variance=False, name=name)
 
 
-def _check_ids(ids: Any, block_size: int) -> None:
+def _check_kind(ids: Any) -> None:
     if not jnp.issubdtype(ids.dtype, jnp.integer) or ids.ndim != 2:
         raise InputError(
             "ids of MiniGPT",
             got=f"{ids.dtype} of shape {ids.shape}",
             expected="integers of shape (batch, tokens)",
             hint="add a batch axis with ids[None]" if ids.ndim == 1 else "",
-        )
-    if ids.shape[1] > block_size:
-        raise RangeError(
-            "more tokens than the model can read",
-            got=f"ids of shape {ids.shape}",
-            expected=f"at most {block_size} tokens (block_size)",
-            hint="cut the sequence, or choose a larger block_size",
         )

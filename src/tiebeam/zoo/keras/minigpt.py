@@ -35,9 +35,10 @@ class Attention(keras.layers.Layer):
     def __init__(self, config: MiniGPTConfig, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.config = config
-        self.qkv = _linear(config, 3 * config.width, config.width, "qkv")
-        self.project = _linear(config, config.width, config.width, "project", writes=True)
-        self.drop = keras.layers.Dropout(config.dropout)
+        policy = self.dtype_policy
+        self.qkv = _linear(config, 3 * config.width, config.width, "qkv", policy)
+        self.project = _linear(config, config.width, config.width, "project", policy, writes=True)
+        self.drop = keras.layers.Dropout(config.dropout, dtype=policy)
 
     def build(self, shape: Any) -> None:
         """Make the weights."""
@@ -65,8 +66,9 @@ class FeedForward(keras.layers.Layer):
 
     def __init__(self, config: MiniGPTConfig, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.expand = _linear(config, config.hidden_width, config.width, "expand")
-        self.project = _linear(config, config.width, config.hidden_width, "project", writes=True)
+        policy = self.dtype_policy
+        self.expand = _linear(config, config.hidden_width, config.width, "expand", policy)
+        self.project = _linear(config, config.width, config.hidden_width, "project", policy, writes=True)
 
     def build(self, shape: Any) -> None:
         """Make the weights."""
@@ -83,11 +85,12 @@ class Block(keras.layers.Layer):
 
     def __init__(self, config: MiniGPTConfig, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.attention_norm = _norm("attention_norm")
-        self.attention = Attention(config, name="attention")
-        self.feed_forward_norm = _norm("feed_forward_norm")
-        self.feed_forward = FeedForward(config, name="feed_forward")
-        self.drop = keras.layers.Dropout(config.dropout)
+        policy = self.dtype_policy
+        self.attention_norm = _norm("attention_norm", policy)
+        self.attention = Attention(config, name="attention", dtype=policy)
+        self.feed_forward_norm = _norm("feed_forward_norm", policy)
+        self.feed_forward = FeedForward(config, name="feed_forward", dtype=policy)
+        self.drop = keras.layers.Dropout(config.dropout, dtype=policy)
 
     def build(self, shape: Any) -> None:
         """Make the weights."""
@@ -119,11 +122,12 @@ class MiniGPT(keras.Model):
 
     def __init__(self, config: MiniGPTConfig, **kwargs: Any) -> None:
         super().__init__(**{"name": "mini_gpt", **kwargs})
-        self.config, normal = config, keras.initializers.RandomNormal
-        self.embed = keras.layers.Embedding(config.vocab, config.width, normal(stddev=config.lookup_std), name="embed")
-        self.drop = keras.layers.Dropout(config.dropout)
-        self.blocks = [Block(config, name=f"blocks_{layer}") for layer in range(config.layers)]
-        self.norm = _norm("norm")
+        self.config, policy = config, self.dtype_policy
+        normal = keras.initializers.RandomNormal(stddev=config.lookup_std)
+        self.embed = keras.layers.Embedding(config.vocab, config.width, normal, name="embed", dtype=policy)
+        self.drop = keras.layers.Dropout(config.dropout, dtype=policy)
+        self.blocks = [Block(config, name=f"blocks_{layer}", dtype=policy) for layer in range(config.layers)]
+        self.norm = _norm("norm", policy)
 
     def build(self, ids_shape: Any) -> None:
         """Make every weight; the readout's own table only where it has one."""
@@ -162,7 +166,14 @@ class MiniGPT(keras.Model):
     def stream(self, ids: Any, training: bool | None = None) -> Any:
         """Return what the readout reads, (batch, tokens, width): `call` without its last product."""
         c, ids = self.config, ops.convert_to_tensor(ids)
-        _check_ids(ids, c.block_size)
+        _check_kind(ids)
+        if ids.shape[1] is not None and ids.shape[1] > c.block_size:
+            raise RangeError(
+                "more tokens than the model can read",
+                got=f"ids of shape {tuple(ids.shape)}",
+                expected=f"at most {c.block_size} tokens (block_size)",
+                hint="cut the sequence, or choose a larger block_size",
+            )
         x = self.embed(ids)
         x = x if c.lookup_factor == 1.0 else x * c.lookup_factor
         if c.positions == "learned":
@@ -189,8 +200,9 @@ class MiniGPT(keras.Model):
             ShapeError: `targets` and `ids` differ in shape.
         """
         ids = ops.convert_to_tensor(ids)
+        _check_kind(ids)
         if targets is None:
-            if len(ids.shape) == 2 and ids.shape[1] < 2:
+            if ids.shape[1] is not None and ids.shape[1] < 2:
                 raise InputError(
                     "one token has no next token", got=f"ids of shape {tuple(ids.shape)}", hint="pass targets"
                 )
@@ -214,12 +226,13 @@ class MiniGPT(keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         """What makes it again."""
-        return {"name": self.name, "config": dataclasses.asdict(self.config)}
+        policy = keras.saving.serialize_keras_object(self.dtype_policy)
+        return {"name": self.name, "dtype": policy, "config": dataclasses.asdict(self.config)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "MiniGPT":
         """Make it again."""
-        return cls(MiniGPTConfig(**config["config"]), name=config["name"])
+        return cls(MiniGPTConfig(**config["config"]), name=config["name"], dtype=config.get("dtype"))
 
 
 def assign_weights(model: MiniGPT, weights: Mapping[str, Any]) -> None:
@@ -272,16 +285,18 @@ def _variables(model: MiniGPT) -> "list[tuple[str, keras.Variable, bool]]":
     return found
 
 
-def _linear(config: MiniGPTConfig, out: int, fan_in: int, name: str, *, writes: bool = False) -> keras.layers.Dense:
+def _linear(
+    config: MiniGPTConfig, out: int, fan_in: int, name: str, policy: Any, *, writes: bool = False
+) -> keras.layers.Dense:
     normal = keras.initializers.RandomNormal(stddev=config.linear_std(fan_in, writes=writes))
-    return keras.layers.Dense(out, use_bias=config.bias, kernel_initializer=normal, name=name)
+    return keras.layers.Dense(out, use_bias=config.bias, kernel_initializer=normal, name=name, dtype=policy)
 
 
-def _norm(name: str) -> keras.layers.LayerNormalization:
-    return keras.layers.LayerNormalization(epsilon=NORM_EPSILON, name=name)
+def _norm(name: str, policy: Any) -> keras.layers.LayerNormalization:
+    return keras.layers.LayerNormalization(epsilon=NORM_EPSILON, name=name, dtype=policy)
 
 
-def _check_ids(ids: Any, block_size: int) -> None:
+def _check_kind(ids: Any) -> None:
     kind = keras.backend.standardize_dtype(ids.dtype)
     if "int" not in kind or len(ids.shape) != 2:
         raise InputError(
@@ -289,11 +304,4 @@ def _check_ids(ids: Any, block_size: int) -> None:
             got=f"{kind} of shape {tuple(ids.shape)}",
             expected="integers of shape (batch, tokens)",
             hint="add a batch axis with ids[None]" if len(ids.shape) == 1 else "",
-        )
-    if ids.shape[1] is not None and ids.shape[1] > block_size:
-        raise RangeError(
-            "more tokens than the model can read",
-            got=f"ids of shape {tuple(ids.shape)}",
-            expected=f"at most {block_size} tokens (block_size)",
-            hint="cut the sequence, or choose a larger block_size",
         )
