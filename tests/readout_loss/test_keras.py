@@ -149,3 +149,24 @@ def test_what_makes_no_sense_is_refused(change, error, words):
     given = {"hidden": hidden.astype("float32"), "table": table.astype("float32"), "targets": targets}
     with pytest.raises(error, match=re.escape(words)):
         readout_loss(**given | change)
+
+
+@pytest.mark.skipif(ON != "tensorflow", reason="JAX's own test says it of jit; PyTorch knows the numbers")
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_in_a_graph_a_target_outside_the_table_lets_no_finite_gradient_through(reduction):
+    import tensorflow as tf
+
+    hidden, table, targets, _ = problem()
+    targets[1, 2] = VOCAB
+
+    @tf.function
+    def both(hidden, table, targets):
+        with tf.GradientTape() as tape:
+            tape.watch((hidden, table))
+            loss = tf.reduce_sum(readout_loss(hidden, table, targets, reduction=reduction))
+        return loss, *tape.gradient(loss, (hidden, table))
+
+    loss, of_hidden, of_table = both(*(tf.constant(a, tf.float32) for a in (hidden, table)), tf.constant(targets))
+    assert np.isnan(loss)
+    assert np.isnan(of_hidden.numpy()[1, 2]).all()
+    assert np.isnan(of_table).any()

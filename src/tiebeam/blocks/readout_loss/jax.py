@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tiebeam.blocks.readout_loss import options as say
+from tiebeam.blocks.readout_loss.jax_mesh import automatic, varying_alike
 from tiebeam.blocks.readout_loss.options import NAME, Options, check_shapes, checked_factor
 from tiebeam.blocks.readout_loss.sizes import choose
 from tiebeam.errors import RangeError
@@ -143,14 +144,18 @@ def readout_loss(
     wide = jnp.float64 if together == jnp.float64 else jnp.float32
     copies = COPIES if jax.default_backend() == "cpu" else 1  # an accelerator has more memory, and wants large blocks
     how = _How(options, wide, choose(tokens, vocab, width, chunk=options.chunk, copies=copies).tokens)
-    found = _loss(how, _varying_alike(_flat(given, wide)))
-    loss = found.loss.reshape(shape) if options.reduction == "none" else found.loss
+    per_target = _Found(options.reduction == "none", True, True, None if given.ids is None else True)
+
+    def compute(given: _Given) -> _Found:
+        found = _loss(how, varying_alike(_flat(given, wide)))
+        return jax.tree.map(lambda a, each: a.reshape(shape) if each else a, found, per_target)
+
+    found = automatic(compute, given, given.targets, per_target)
     if returns == "loss":
-        return loss
-    own = None if found.own is None else found.own.reshape(shape)
+        return found.loss
     counted = given.targets != options.ignore_index
-    stats = ReadoutStats(found.lse.reshape(shape), found.best.reshape(shape), own, counted)
-    return loss, jax.tree.map(jax.lax.stop_gradient, stats)
+    stats = ReadoutStats(found.lse, found.best, found.own, counted)
+    return found.loss, jax.tree.map(jax.lax.stop_gradient, stats)
 
 
 def _checked(
@@ -210,26 +215,6 @@ def _flat(given: _Given, wide: Any) -> _Given:
         ids=None if given.ids is None else given.ids.reshape(-1),
         factor=given.factor.astype(wide),
     )
-
-
-def _varying_alike(given: _Given) -> _Given:
-    """Within `shard_map`, mark all arrays as differing over the axes that any of them differs over."""
-    union = frozenset[str]().union(*map(_axes, jax.tree.leaves(given)))
-    if not union:
-        return given
-
-    def marked(a: Array) -> Array:
-        missing = tuple(sorted(union - _axes(a)))
-        return jax.lax.pcast(a, missing, to="varying") if missing else a
-
-    return _Given(*(None if a is None else marked(a) for a in given))  # type: ignore[arg-type]
-
-
-def _axes(a: Array) -> frozenset[str]:
-    """Axes of a mesh over which the devices hold different arrays, under the name that JAX's version has for them."""
-    kind = jax.typeof(a)
-    found = getattr(getattr(kind, "manual_axis_type", None), "varying", None)
-    return frozenset(getattr(kind, "vma", ()) if found is None else found)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -32,8 +32,8 @@ def _axes(a: Array) -> frozenset[str]:
 def automatic(compute: Callable[[Any], Tree], given: Any, like: Array, per_target: Tree) -> Tree:
     """Return `compute(given)`, where XLA finds out how to place what is between.
 
-    On a mesh with explicit axes, as `jax.make_mesh` makes them, each operation must say how its result is sharded: a block
-    of tokens from every device, and their logits against a table that may be sharded any way, have no place of
+    On a mesh with explicit axes, as `jax.make_mesh` makes them, each operation must say how its result is sharded: a
+    block of tokens from every device, and their logits against a table that may be sharded any way, have no place of
     their own. Gradients lie as what they are of.
 
     Args:
@@ -51,8 +51,7 @@ def automatic(compute: Callable[[Any], Tree], given: Any, like: Array, per_targe
     placed = jax.tree.map(
         lambda each: jax.sharding.NamedSharding(mesh, spec if each else jax.sharding.PartitionSpec()), per_target
     )
-    # Compiled: called operation by operation it would ask for the mesh to be the caller's context.
-    found: Tree = jax.jit(jax.sharding.auto_axes(compute, axes=names, out_sharding=placed))(given)
+    found: Tree = jax.sharding.auto_axes(compute, axes=names, out_sharding=placed)(given)
     return found
 
 

@@ -137,6 +137,8 @@ def _sweep(given: _Given, scale: Any, *, gradients: bool) -> tuple[Found, list[A
     each = [tf.math.divide_no_nan(tf.ones((), wide), n) for n in sums] if scale is None else [scale] * 2
     whole = {"rows": rows, "outside": outside, "counted": counted, "weights": weights}
     whole |= {name: tf.cast(counted, wide) * a for name, a in zip(("share", "share_z"), each, strict=True)}
+    # The gradient of a loss that is NaN.
+    whole["share"] = tf.where(outside, tf.constant(math.nan, wide), whole["share"])
     tokens = tf.shape(given.hidden)[0]
     count = tf.cast(tf.math.ceil(tokens / given.chunk), tf.int32)
     kinds = (wide, wide, wide, tf.bool, wide, given.hidden.dtype if given.hidden.dtype != tf.float16 else wide)

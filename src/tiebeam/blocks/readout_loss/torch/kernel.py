@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tiebeam.blocks.readout_loss.torch.careful import careful
 from tiebeam.blocks.readout_loss.torch.parts import Seen, Table, Tokens, Wanted
-from tiebeam.blocks.readout_loss.torch.quick import quick
+from tiebeam.blocks.readout_loss.torch.quick import LARGEST_CAP, quick
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ def sweep(batch: Batch, table: Table, wanted: Wanted, dtype: torch.dtype) -> Fou
 
 
 def _look(tokens: Tokens, table: Table, wanted: Wanted) -> tuple[Seen, Tensor | None]:
-    if not wanted.careful and not table.dense_smoothing:
+    large_cap = table.soft_cap is not None and table.soft_cap > LARGEST_CAP
+    if not (wanted.careful or table.dense_smoothing or large_cap):
         found = quick(tokens, table, wanted)
         if found is not None:
             return found

@@ -25,6 +25,7 @@ from tiebeam.blocks.readout_loss.torch.parts import (
 )
 
 LOG2E = math.log2(math.e)
+LARGEST_CAP = 64.0  # its sigmoid is rounded at 1/2, where small logits are a difference: to 1e-8 of the cap
 LEAST, MOST = 2.0**-30, 2.0**60  # denominators whose product with a hidden state stays a normal number
 
 
