@@ -144,11 +144,13 @@ def readout_loss(
     wide = jnp.float64 if together == jnp.float64 else jnp.float32
     copies = COPIES if jax.default_backend() == "cpu" else 1  # an accelerator has more memory, and wants large blocks
     how = _How(options, wide, choose(tokens, vocab, width, chunk=options.chunk, copies=copies).tokens)
-    per_target = _Found(options.reduction == "none", True, True, None if given.ids is None else True)
+    each: Any = True
+    single: Any = options.reduction == "none"
+    per_target = _Found(single, each, each, None if given.ids is None else each)
 
     def compute(given: _Given) -> _Found:
-        found = _loss(how, varying_alike(_flat(given, wide)))
-        return jax.tree.map(lambda a, each: a.reshape(shape) if each else a, found, per_target)
+        found: _Found = _loss(how, varying_alike(_flat(given, wide)))
+        return _Found(*jax.tree.map(lambda a, each: a.reshape(shape) if each else a, found, per_target))
 
     found = automatic(compute, given, given.targets, per_target)
     if returns == "loss":

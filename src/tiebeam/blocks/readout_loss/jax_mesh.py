@@ -19,7 +19,8 @@ def varying_alike(given: Tree) -> Tree:
         missing = tuple(sorted(union - _axes(a)))
         return jax.lax.pcast(a, missing, to="varying") if missing else a
 
-    return jax.tree.map(marked, given)
+    found: Tree = jax.tree.map(marked, given)
+    return found
 
 
 def _axes(a: Array) -> frozenset[str]:
@@ -29,7 +30,7 @@ def _axes(a: Array) -> frozenset[str]:
     return frozenset(getattr(kind, "vma", ()) if found is None else found)
 
 
-def automatic(compute: Callable[[Any], Tree], given: Any, like: Array, per_target: Tree) -> Tree:
+def automatic(compute: Callable[[Any], Tree], given: Any, like: Array, per_target: Any) -> Tree:
     """Return `compute(given)`, where XLA finds out how to place what is between.
 
     On a mesh with explicit axes, as `jax.make_mesh` makes them, each operation must say how its result is sharded: a
@@ -46,11 +47,9 @@ def automatic(compute: Callable[[Any], Tree], given: Any, like: Array, per_targe
     if mesh is None:
         return compute(given)
     names = tuple(n for n, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == _EXPLICIT)
-    kind = jax.typeof(like)
-    spec = kind.sharding.spec if not kind.sharding.mesh.empty else jax.sharding.PartitionSpec()
-    placed = jax.tree.map(
-        lambda each: jax.sharding.NamedSharding(mesh, spec if each else jax.sharding.PartitionSpec()), per_target
-    )
+    lies, scalar = jax.typeof(like).sharding, jax.sharding.PartitionSpec()  # type: ignore[no-untyped-call]
+    spec = scalar if lies.mesh.empty else lies.spec
+    placed = jax.tree.map(lambda each: jax.sharding.NamedSharding(mesh, spec if each else scalar), per_target)
     found: Tree = jax.sharding.auto_axes(compute, axes=names, out_sharding=placed)(given)
     return found
 
