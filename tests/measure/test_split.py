@@ -51,7 +51,9 @@ def test_each_role_sends_what_a_model_with_two_tables_sends(read: Read) -> None:
 @pytest.mark.parametrize("read", APART)
 def test_uses_that_never_join_split_exactly(read: Read) -> None:
     [table] = tiebeam.measure(Tied(read), batch()).tables
-    assert table.unaccounted == 0.0
+    assert table.unaccounted is not None
+    # A sparse gradient is added to a dense one row by row, repeated rows in turn: in another order than its own sum.
+    assert table.unaccounted <= (1e-7 if read.__name__ == "sparse" else 0.0)
 
 
 @pytest.mark.parametrize("read", JOINED)

@@ -145,6 +145,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "tests/contract/test_nnx.py": JAX,
     "src/tiebeam/backends/jax": JAX,
     "src/tiebeam/blocks/readout_loss/jax.py": JAX,
+    "src/tiebeam/blocks/readout_loss/jax_mesh.py": JAX,
     "src/tiebeam/blocks/linen.py": JAX,
     "src/tiebeam/blocks/nnx.py": JAX,
     "src/tiebeam/blocks/equinox.py": JAX,

@@ -220,8 +220,12 @@ class TiedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         return logits if s.soft_cap is None else s.soft_cap * ops.tanh(logits / s.soft_cap)
 
     def _product(self, equation: str, x: Any, variable: Any) -> Any:
+        matrix = ops.cast(variable, self.compute_dtype)
+        if self.compute_dtype == "float16" and keras.backend.backend() == "tensorflow":
+            # TensorFlow 2.21's einsum of three axes is wrong in float16 on processors with AMX-FP16.
+            return ops.matmul(x, matrix if equation == "...i,ij->...j" else ops.transpose(matrix))
         # `ops.matmul` returns float32 for float64 on one backend.
-        return ops.einsum(equation, x, ops.cast(variable, self.compute_dtype))
+        return ops.einsum(equation, x, matrix)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """Return `ids != 0` of a lookup with `mask_zero`; a readout hands on the mask that it was given."""
