@@ -10,6 +10,7 @@ import threading
 import time
 import types
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -269,7 +270,10 @@ def test_ctrl_c_ends_local_processes_and_gives_their_runs_back(tmp_path):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     words = "experiment run alignment --profile smoke --workers 2 --set steps=50000 --store runs.sqlite"
     command = [sys.executable, "-m", "tiebeam.cli", *words.split()]
-    sweep = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # whoever runs the tests in the background ignores it
+    sweep = subprocess.Popen(
+        command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard
+    )
     path, waited = tmp_path / "runs.sqlite", time.monotonic()
     try:
         while not path.is_file() or going(path).count("running") < 2:
