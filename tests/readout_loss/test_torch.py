@@ -385,3 +385,15 @@ def test_one_hot_lookups_and_readouts_of_one_table_sum_to_the_gradient_of_both()
         got = torch.autograd.grad(readout_loss(F.embedding(ids, table, sparse=sparse), table, ids.roll(1)), table)[0]
         want = torch.autograd.grad(cross_entropy(table[ids], table, ids.roll(1)), table)[0]
         torch.testing.assert_close(got.to_dense() if got.is_sparse else got, want)
+
+
+@pytest.mark.parametrize("soft_cap", [30.0, 64.0, 65.0, 1e6])
+def test_a_soft_cap_far_above_the_logits_takes_no_digits_from_them(soft_cap):
+    draws = torch.Generator().manual_seed(0)
+    hidden, table = torch.randn(64, 32, generator=draws), 0.2 * torch.randn(500, 32, generator=draws)
+    targets = torch.randint(500, (64,), generator=draws)
+    logits = soft_cap * torch.tanh(hidden.double() @ table.double().T / soft_cap)
+    want = pytest.approx(float(F.cross_entropy(logits, targets)), abs=1e-6)
+    for wanted in (False, True):
+        found = readout_loss(hidden.requires_grad_(wanted), table, targets, soft_cap=soft_cap)
+        assert float(found.detach()) == want
