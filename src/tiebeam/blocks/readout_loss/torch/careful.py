@@ -31,7 +31,7 @@ def careful(tokens: Tokens, table: Table, wanted: Wanted) -> tuple[Seen, Tensor 
     """
     count, device = len(tokens.targets), table.rows.device
     room = wanted.room(count, table, table.wide)
-    targets, target = tokens.targets - table.first, logits_of(tokens.targets, tokens, table)
+    targets, target = tokens.targets - table.first, logits_of(tokens.aim, tokens, table)
     most = target.to(table.wide)
     sums = torch.zeros(count, dtype=table.exact, device=device)
     spread = torch.zeros_like(sums) if table.smoothing else None
@@ -44,7 +44,8 @@ def careful(tokens: Tokens, table: Table, wanted: Wanted) -> tuple[Seen, Tensor 
             spread += z.sum(-1) if table.weight is None else torch.mv(z, table.weight[piece].to(z.dtype))
         own = Own.taken_out(z, targets, piece, -math.inf)
         if top is not None:
-            top.see(z, own)
+            top.see(z)
+            top.own(own.here.squeeze(-1), own.value.squeeze(-1))
         above = torch.maximum(most, z.amax(-1))
         sums = sums * (most - above).exp() + (z - above.unsqueeze(-1)).exp_().sum(-1)
         most = above

@@ -34,7 +34,8 @@ class Batch:
         read = self.hidden[at].to(table.wide)
         read = read * self.factor if self.factor != 1.0 else read
         inputs = None if self.inputs is None else self.inputs[at]
-        return Tokens(read, self.targets[at], inputs, self.share[at], self.share_z[at], self.kept[at])
+        targets = self.targets[at]
+        return Tokens(read, targets, table.aim(targets), inputs, self.share[at], self.share_z[at], self.kept[at])
 
 
 @dataclass
@@ -119,15 +120,15 @@ def _targets(tokens: Tokens, table: Table, wanted: Wanted, seen: Seen, grad: Ten
     pull = tokens.share * tokens.kept * -torch.expm1(log) - tokens.beside(table, seen.lse) * log.exp()
     if table.soft_cap is not None:
         pull = pull * (1.0 - (seen.target / table.soft_cap).square())
-    at, rows = table.here(tokens.targets)
-    pull = pull.to(table.wide)[at]
+    aim = tokens.aim
+    pull = aim.of(pull.to(table.wide))
     column = pull.unsqueeze(-1)
     if grad is not None:
-        grad.index_add_(0, at, table.rows[rows].to(table.wide) * column, alpha=-1.0)
+        aim.subtract(grad, aim.rows.to(table.wide), column)
     if wanted.table is not None:
-        wanted.table.index_add_(0, rows, tokens.read[at] * column, alpha=-1.0)
+        wanted.table.index_add_(0, aim.ids, aim.of(tokens.read) * column, alpha=-1.0)
     if wanted.bias is not None:
-        wanted.bias.index_add_(0, rows, pull, alpha=-1.0)
+        wanted.bias.index_add_(0, aim.ids, pull, alpha=-1.0)
     if table.column_sums is not None:
         smoothed = tokens.smoothed(table)
         if grad is not None:

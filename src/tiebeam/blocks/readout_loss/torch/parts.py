@@ -49,11 +49,13 @@ class Table:
         for lo in range(0, len(self.rows), self.blocks.rows):
             yield slice(lo, min(lo + self.blocks.rows, len(self.rows)))
 
-    def here(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of some ids are rows of this process, and these rows."""
+    def aim(self, ids: Tensor) -> "Aim":
+        """The rows that ids point at, as far as this process has them."""
         local = ids - self.first
+        if self.ranks.alone:
+            return Aim(None, local, self.rows[local])
         at = ((local >= 0) & (local < len(self.rows))).nonzero().flatten()
-        return at, local[at]
+        return Aim(at, local[at], self.rows[local[at]])
 
     def summed(self, column_sums: Tensor) -> "Table":
         """The same with the sums of its columns."""
@@ -66,12 +68,39 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Aim:
+    """One row of the table for each token.
+
+    Attributes:
+        at: The tokens whose row is in this process, (k,); None where each one's is.
+        ids: Places of the rows among those of this process, (k,).
+        rows: (k, width), of the table's dtype.
+    """
+
+    at: Tensor | None
+    ids: Tensor
+    rows: Tensor
+
+    def of(self, t: Tensor) -> Tensor:
+        """What a tensor holds of these tokens."""
+        return t if self.at is None else t[self.at]
+
+    def subtract(self, out: Tensor, rows: Tensor, column: Tensor) -> None:
+        """Take `rows * column` from what belongs to these tokens; `column` is (k, 1)."""
+        if self.at is None:
+            out.addcmul_(rows, column, value=-1.0)
+        else:
+            out.index_add_(0, self.at, rows * column, alpha=-1.0)
+
+
+@dataclass(frozen=True)
 class Tokens:
     """A block of tokens.
 
     Attributes:
         read: (n, width), the hidden state times the factor, of dtype `wide`.
         targets: (n,).
+        aim: At their rows.
         inputs: (n,), ids of the tokens read, or None.
         share: (n,), what the cross entropy of each counts in the sum.
         share_z: (n,), what its z-loss counts.
@@ -80,6 +109,7 @@ class Tokens:
 
     read: Tensor
     targets: Tensor
+    aim: Aim
     inputs: Tensor | None
     share: Tensor
     share_z: Tensor
@@ -221,10 +251,16 @@ class Top:
         self._most = torch.full(targets.shape, -math.inf, dtype=table.wide, device=targets.device)
         self._own = torch.zeros_like(self._most)
 
-    def see(self, values: Tensor, own: Own) -> None:
+    def see(self, values: Tensor) -> None:
         """Take a piece, (n, rows), into account, out of which the targets' own values were taken."""
         self._most = torch.maximum(self._most, values.amax(-1))
-        self._own = torch.where(own.here, own.value, self._own.unsqueeze(-1)).squeeze(-1)
+
+    def own(self, at: Tensor, values: Tensor) -> None:
+        """Note what targets themselves have: `at` are their tokens, or whether each token's is among `values`."""
+        if at.dtype == torch.bool:
+            self._own = torch.where(at, values, self._own)
+        else:
+            self._own[at] = values
 
     def best(self) -> Tensor:
         """(n,), bool; an equal logit takes nothing from it."""
@@ -244,19 +280,20 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
         out.copy_(torch.mm(a, b))
 
 
-def logits_of(ids: Tensor, tokens: Tokens, table: Table) -> Tensor:
+def logits_of(aim: Aim, tokens: Tokens, table: Table) -> Tensor:
     """The logit of one row for each token, (n,), of dtype `exact`."""
-    at, rows = table.here(ids)
-    found = torch.zeros(len(ids), dtype=table.exact, device=ids.device)
-    products = (tokens.read[at].to(table.exact) * table.rows[rows].to(table.exact)).sum(-1)
+    products = (aim.of(tokens.read).to(table.exact) * aim.rows).sum(-1)
     if table.bias is not None:
-        products += table.bias[rows].to(table.exact)
-    found[at] = products
-    table.ranks.sum_(found)
+        products += table.bias[aim.ids].to(table.exact)
+    found = products
+    if aim.at is not None:
+        found = torch.zeros(tokens.targets.shape, dtype=table.exact, device=products.device)
+        found[aim.at] = products
+        table.ranks.sum_(found)
     return found if table.soft_cap is None else table.soft_cap * torch.tanh(found / table.soft_cap)
 
 
 def seen(tokens: Tokens, table: Table, lse: Tensor, target: Tensor, top: Top | None, spread: Tensor | None) -> Seen:
     """What is known once the denominators are."""
-    own = None if tokens.inputs is None else logits_of(tokens.inputs, tokens, table)
+    own = None if tokens.inputs is None else logits_of(table.aim(tokens.inputs), tokens, table)
     return Seen(lse, target, own, spread, None if top is None else top.best())

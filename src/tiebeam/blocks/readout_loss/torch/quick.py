@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from tiebeam.blocks.readout_loss.torch.parts import (
-    Own,
     Room,
     Seen,
     Table,
@@ -39,19 +38,19 @@ def quick(tokens: Tokens, table: Table, wanted: Wanted) -> tuple[Seen, Tensor | 
     count, device = len(tokens.targets), table.rows.device
     room = wanted.room(count, table, table.product)
     exponentials = _Exponentials(tokens, table, wanted)
-    targets, target = tokens.targets - table.first, logits_of(tokens.targets, tokens, table)
+    targets, target = _Targets(tokens, table), logits_of(tokens.aim, tokens, table)
     sums = torch.zeros(count, dtype=table.exact, device=device)
     top = Top(tokens.targets, table) if wanted.best else None
     grad = wanted.gradient(tokens.read, table)
     for number, piece in enumerate(table.pieces()):
         rows, kept = table.rows[piece].to(table.product), room.piece(piece)
         e = exponentials.of(rows, piece, kept)
-        own = Own.taken_out(e, targets, piece, 0.0)
+        targets.take_out(number, e, top)
         sums += e.sum(-1)
         if number == 0 and table.ranks.alone and not bool((sums <= MOST).all()):
             return None  # before the rest is computed for nothing
         if top is not None:
-            top.see(e, own)
+            top.see(e)
         if wanted.any:
             exponentials.slope(e)
             if kept is not e:
@@ -68,6 +67,30 @@ def quick(tokens: Tokens, table: Table, wanted: Wanted) -> tuple[Seen, Tensor | 
             grad.mul_(row)
         _tables(tokens, table, wanted, room, row)
     return found, grad
+
+
+class _Targets:
+    """Which targets stand in which piece, and where: see `Own`, whose work it does with one operation for a piece."""
+
+    def __init__(self, tokens: Tokens, table: Table) -> None:
+        count, rows = len(table.rows), table.blocks.rows
+        ids, self.tokens = (tokens.targets - table.first).sort()
+        ends = torch.arange(0, count + rows, rows).clamp_(max=count)  # of pieces, and where the first begins
+        self.bounds = torch.searchsorted(ids, ends).tolist()
+        last = (count - 1) // rows * rows
+        self.places = self.tokens * rows + ids % rows
+        at = self.bounds[-2] if count else 0
+        self.places[at:] = self.tokens[at:] * (count - last) + ids[at:] - last  # the last piece is narrower
+
+    def take_out(self, number: int, values: Tensor, top: Top | None) -> None:
+        """Leave 0 in the places of targets of a piece, (n, rows), contiguous."""
+        here = slice(*self.bounds[number : number + 2])
+        if here.start == here.stop:
+            return
+        places, flat = self.places[here], values.view(-1)
+        if top is not None:
+            top.own(self.tokens[here], flat[places])
+        flat.index_fill_(0, places, 0.0)
 
 
 class _Exponentials:
