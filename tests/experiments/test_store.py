@@ -235,6 +235,15 @@ def test_what_is_no_database_or_not_there_is_refused(tmp_path):
 # ---- hashes and export
 
 
+def test_a_file_may_have_any_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in (":memory:", "file:runs?mode=memory"):
+        with Store(Path(name)) as store:
+            store.claim("demo", {"seed": 0})
+        with Store(Path(name), create=False) as store:
+            assert len(store.runs("demo")) == 1
+
+
 def test_the_hash_depends_on_what_is_said_and_not_on_how():
     assert fingerprint("x", {"a": 1, "b": [1.0, 2.0]}) == fingerprint("x", {"b": (1.0, 2.0), "a": 1})
     assert fingerprint("x", {"a": 0.0}) == fingerprint("x", {"a": -0.0})

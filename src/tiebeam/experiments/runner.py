@@ -193,7 +193,7 @@ def execute(job: Job, ranks: Ranks = ALONE) -> Outcome:
 
 def _store(path: Path, ranks: Ranks) -> Store:
     """The store; for ranks that do not record, one in memory."""
-    return Store(path if ranks.first else Path(":memory:"))
+    return Store(path if ranks.first else None)
 
 
 def _said(error: Exception) -> str:

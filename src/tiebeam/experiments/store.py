@@ -81,7 +81,7 @@ class Store:
     """One open store. Not to be shared by threads: each opens its own.
 
     Args:
-        path: The file; it is made where there is none.
+        path: The file; it is made where there is none. None keeps everything in memory, for as long as this is open.
         create: Whether it may be made.
 
     Raises:
@@ -98,14 +98,15 @@ class Store:
         [('finished', {'last': 2.5}, None)]
     """
 
-    def __init__(self, path: Path, *, create: bool = True) -> None:
+    def __init__(self, path: Path | None, *, create: bool = True) -> None:
         self.path = path
-        if not create and not path.is_file():
+        if path is not None and not create and not path.is_file():
             raise StoreError(
                 f"no store at '{path}'", hint="tiebeam experiment run NAME makes one; --store names another"
             )
         with self._told("opened"):
-            self._db = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
+            # absolute: no name of a file means anything else to SQLite then
+            self._db = sqlite3.connect(path.absolute() if path else ":memory:", timeout=PATIENCE, isolation_level=None)
         try:
             with self._told("opened"):
                 self._open_in_turn()
