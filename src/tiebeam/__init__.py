@@ -40,10 +40,11 @@ if TYPE_CHECKING:
     from tiebeam.core.advice import Advice
     from tiebeam.core.checkpoint import CheckpointReport
     from tiebeam.core.facts import Lookup, Readout, Table
+    from tiebeam.core.finding import Finding
     from tiebeam.core.gradient_check import GradientCheck
     from tiebeam.core.measurement import Measurement
     from tiebeam.core.operations.change import Change
-    from tiebeam.core.report import Finding, Report
+    from tiebeam.core.report import Report
     from tiebeam.core.sensitivity import Sensitivity
     from tiebeam.errors import (
         BackendError,
@@ -133,7 +134,8 @@ _HOMES = {
     "tiebeam.core.gradient_check": ("GradientCheck",),
     "tiebeam.core.measurement": ("Measurement",),
     "tiebeam.core.operations.change": ("Change",),
-    "tiebeam.core.report": ("Finding", "Report"),
+    "tiebeam.core.finding": ("Finding",),
+    "tiebeam.core.report": ("Report",),
     "tiebeam.core.sensitivity": ("Sensitivity",),
 }
 # One module for each framework that someone builds in; they import it.

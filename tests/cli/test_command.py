@@ -21,7 +21,8 @@ from tiebeam.cli.app import app
 from tiebeam.cli.building import PASS, seeded
 from tiebeam.cli.output import FailOn, Format, exit_code, format_for, write_text
 from tiebeam.cli.targets import resolve
-from tiebeam.core.report import Finding, Report
+from tiebeam.core.finding import Finding
+from tiebeam.core.report import Report
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 COMMANDS = ("inspect", "measure", "sensitivity", "advise", "init", "checkpoint", "demo")

@@ -7,8 +7,8 @@ from typing import Any
 from tests.core.facts import ROOT, Fixes, couple, lookup, lookup_table, readout, readout_table, table
 
 from tiebeam.core.facts import Table
+from tiebeam.core.finding import Finding
 from tiebeam.core.findings import Context, findings_of
-from tiebeam.core.report import Finding
 
 
 @dataclass(frozen=True)

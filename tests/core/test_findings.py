@@ -7,8 +7,9 @@ from tests.core.facts import ROOT, couple, lookup, lookup_table, readout, readou
 from tests.core.findings_examples import FIRES, HEALTHY, SILENT, case
 
 from tiebeam.core.checkpoint import CheckpointReport
+from tiebeam.core.finding import Finding
 from tiebeam.core.findings import in_order
-from tiebeam.core.report import Finding, Report
+from tiebeam.core.report import Report
 from tiebeam.errors import RangeError, UnhealthyTie
 
 OF_THE_MODEL = {"no-table", "no-logits"}  # they are about no table

@@ -12,9 +12,10 @@ from tests.core.facts import Fixes, couple, lookup, lookup_table, readout, reado
 from tests.core.look import Arrays, lookup_of, readout_of, table_of, uses_of
 from tests.core.test_states import drawn
 
+from tiebeam.core.finding import Finding
 from tiebeam.core.findings import Context, findings_of
 from tiebeam.core.init import plan_init
-from tiebeam.core.report import Finding, Report, TableInit
+from tiebeam.core.report import Report, TableInit
 from tiebeam.core.tables import build_tables
 
 some = settings(max_examples=30)  # where an example is large

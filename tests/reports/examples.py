@@ -4,7 +4,8 @@ import math
 from dataclasses import replace
 
 from tiebeam.core.facts import Lookup, Predicted, Readout, Table
-from tiebeam.core.report import Finding, Report, TableInit
+from tiebeam.core.finding import Finding
+from tiebeam.core.report import Report, TableInit
 
 HOSTILE = "<script>alert('x')</script>\x1b[31m\u202e|`*_]\"&amp;\r\n# [red]x[/red]"
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from tests.reports.examples import EXAMPLES, HEALTHY, HOSTILE, TIED, UNHEALTHY
 from tests.reports.trees import rows, tree
 
-from tiebeam.core.report import Finding
+from tiebeam.core.finding import Finding
 from tiebeam.reports.html import to_html
 from tiebeam.reports.numbers import count, interval, known, number
 

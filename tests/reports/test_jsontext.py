@@ -9,7 +9,8 @@ from jsonschema import Draft202012Validator, ValidationError
 from tests.reports.examples import EXAMPLES, HEALTHY, TIED, UNHEALTHY
 
 from tiebeam.core.facts import Lookup, Predicted, Readout, Table
-from tiebeam.core.report import Finding, Report, TableInit
+from tiebeam.core.finding import Finding
+from tiebeam.core.report import Report, TableInit
 from tiebeam.reports.jsontext import schema
 
 every_report = pytest.mark.parametrize("report", EXAMPLES.values(), ids=EXAMPLES)

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from tests.reports.examples import EXAMPLES, HEALTHY, HOSTILE_NAMES, MANY_NAMES, TIED, UNHEALTHY
 
-from tiebeam.core.report import Finding
+from tiebeam.core.finding import Finding
 
 every_report = pytest.mark.parametrize("report", EXAMPLES.values(), ids=EXAMPLES)
 

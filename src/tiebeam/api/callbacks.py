@@ -2,15 +2,21 @@
 
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tiebeam.errors import BackendError
 
-if TYPE_CHECKING:
-    from tiebeam.api.watching import Watch
+
+class Watching(Protocol):
+    """What of a `Watch` a callback needs."""
+
+    every: int
+    speaks: bool
+
+    def __call__(self, step: int, batch: Any) -> object: ...
 
 
-def trainer_callback(watch: "Watch", batch: Any) -> Any:
+def trainer_callback(watch: Watching, batch: Any) -> Any:
     """See `Watch.trainer_callback`."""
     from transformers import TrainerCallback
 
@@ -25,7 +31,7 @@ def trainer_callback(watch: "Watch", batch: Any) -> Any:
     return WatchCallback()
 
 
-def lightning_callback(watch: "Watch", batch: Any) -> Any:
+def lightning_callback(watch: Watching, batch: Any) -> Any:
     """See `Watch.lightning_callback`."""
     base: Any = _lightning().Callback
 
@@ -55,7 +61,7 @@ def lightning_callback(watch: "Watch", batch: Any) -> Any:
     return WatchCallback()
 
 
-def keras_callback(watch: "Watch", batch: Any) -> Any:
+def keras_callback(watch: Watching, batch: Any) -> Any:
     """See `Watch.keras_callback`."""
     from keras.callbacks import Callback
 

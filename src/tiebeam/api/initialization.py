@@ -11,10 +11,11 @@ from tiebeam.api.look import Look, look
 from tiebeam.backends import entry_of
 from tiebeam.backends.protocol import Functional, Operable
 from tiebeam.core.facts import Table
+from tiebeam.core.finding import Finding
 from tiebeam.core.findings import in_order
 from tiebeam.core.init import Mode, TablePlan, could_be_a_classifier, could_be_a_layer, plan_init
 from tiebeam.core.ranges import check_fits
-from tiebeam.core.report import Finding, Report
+from tiebeam.core.report import Report
 from tiebeam.errors import InputError, RangeError, TieError
 
 

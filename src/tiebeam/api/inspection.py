@@ -8,10 +8,11 @@ from tiebeam.api.versions import versions
 from tiebeam.backends import resolve
 from tiebeam.checkpoints.declared import Declared
 from tiebeam.checkpoints.declared_findings import declared_findings
+from tiebeam.core.finding import Finding
 from tiebeam.core.findings import Context, findings_of, in_order
 from tiebeam.core.gathered import gathered_leaves
 from tiebeam.core.records import barriers
-from tiebeam.core.report import Finding, Report
+from tiebeam.core.report import Report
 
 
 def inspect(model: Any, inputs: Any = None, *, params: Any = None) -> Report:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tiebeam.backends.protocol import Model, RefusedError, Tabled
-from tiebeam.core.report import Finding
+from tiebeam.core.finding import Finding
 from tiebeam.errors import InputError, ShapeError
 
 MOST = 8

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from tiebeam.core.arithmetic import Arithmetic
 from tiebeam.core.facts import Table
+from tiebeam.core.finding import Finding
 from tiebeam.core.findings import Fixes
 from tiebeam.core.gradient_check import MovableTable
 from tiebeam.core.operations.conflicts import OnConflict
@@ -14,7 +15,6 @@ from tiebeam.core.operations.loading import Loaded
 from tiebeam.core.operations.rows import RowPlan
 from tiebeam.core.operations.transaction import Transaction
 from tiebeam.core.passes import Passed, Request, Wanted
-from tiebeam.core.report import Finding
 from tiebeam.core.sensitivity import QuantisableTable
 from tiebeam.core.statistics import Weights
 from tiebeam.errors import ShapeError

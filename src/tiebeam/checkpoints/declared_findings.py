@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from tiebeam.checkpoints.declared import Declared
 from tiebeam.core.facts import Table
-from tiebeam.core.report import Finding
+from tiebeam.core.finding import Finding
 
 _WRAPPED = re.compile(r"\.(original_module|base_layer|modules_to_save\.[^.]+)(?=\.)")  # an adapter's detour
 FLAG = "tie_word_embeddings"

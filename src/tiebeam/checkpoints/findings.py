@@ -7,8 +7,8 @@ from tiebeam.checkpoints.declared import FLAG, declare
 from tiebeam.checkpoints.judging import Facts
 from tiebeam.checkpoints.runtimes import LATELY
 from tiebeam.checkpoints.scopes import read
+from tiebeam.core.finding import Finding
 from tiebeam.core.findings import in_order
-from tiebeam.core.report import Finding
 
 _ALIKE = ("equal", "equal-after-cast", "transposed", "sliced")
 _HOW = {

@@ -13,7 +13,7 @@ from tiebeam.checkpoints import inspect
 from tiebeam.checkpoints.bounded import read_json
 from tiebeam.checkpoints.declared import declare
 from tiebeam.checkpoints.declared_findings import declared_findings
-from tiebeam.core.report import Finding
+from tiebeam.core.finding import Finding
 from tiebeam.errors import CheckpointError, TiebeamError
 from tiebeam.reports.strings import visible
 

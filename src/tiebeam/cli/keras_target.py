@@ -11,6 +11,7 @@ from typing import Any
 
 from tiebeam.cli.keras_archive import check_names, check_no_code, held_bytes, objects_in, read_config
 from tiebeam.cli.target import Target
+from tiebeam.cli.user_code import user_module
 from tiebeam.errors import BackendError, TargetError
 
 BACKENDS = ("jax", "torch", "tensorflow")
@@ -49,7 +50,6 @@ def from_keras_file(path: Path, *, imports: tuple[str, ...], seed: int) -> Targe
         BackendError: Keras, or what it computes with, is missing.
     """
     from tiebeam.cli.building import seeded
-    from tiebeam.cli.targets import user_module
 
     config = read_config(path)
     check_no_code(config, path)

@@ -1,11 +1,8 @@
 """From the word on the command line to a model: `module:callable`, a folder or file, a model type, `hf:`."""
 
 import functools
-import importlib
 import inspect
 import re
-import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
@@ -15,6 +12,7 @@ from typing import Any
 
 from tiebeam.checkpoints.near import near
 from tiebeam.cli.target import Target
+from tiebeam.cli.user_code import running, user_module
 from tiebeam.errors import TargetError
 
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -92,7 +90,7 @@ def object_of(target: str, what: str, *, seed: int = 0) -> Any:
     found = _found(target, seed)
     if not _is_model_itself(found):
         _check_needs_nothing(found, target, f"a callable without arguments that returns {what}")
-        with _user_code(target, f"'{target}' failed"), _building(False, seed):
+        with running(target, f"'{target}' failed"), _building(False, seed):
             found = found()
     if found is None:
         raise TargetError(f"'{target}' returned nothing", got="None", expected=what)
@@ -119,7 +117,7 @@ def _from_callable(target: str, *, meta: bool, seed: int) -> Target:
     _check_needs_nothing(
         found, target, "a callable without arguments that returns a model, (model, inputs) or (model, inputs, params)"
     )
-    with _user_code(target, f"'{target}' failed"), _building(meta, seed):
+    with running(target, f"'{target}' failed"), _building(meta, seed):
         made = found()
     plain = type(made) is tuple
     model, inputs, params = (*made, None, None)[:3] if plain else (made, None, None)
@@ -130,19 +128,6 @@ def _from_callable(target: str, *, meta: bool, seed: int) -> Target:
             expected="a model, or a tuple (model, inputs), or (model, inputs, params) of a JAX model",
         )
     return Target(model, inputs, weights="meta" if meta else "code", params=params)
-
-
-def user_module(name: str) -> ModuleType:
-    """A module of the user's, from the current folder first; its code runs.
-
-    Raises:
-        TargetError: It cannot be imported.
-    """
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    with _user_code(name, f"the module '{name}' cannot be imported"):
-        return importlib.import_module(name)
 
 
 def _attribute(module: ModuleType, path: str, target: str) -> Any:
@@ -179,37 +164,6 @@ def _check_needs_nothing(found: Callable[..., Any], target: str, expected: str) 
             expected=expected,
             hint="wrap it in a function that fills them in",
         )
-
-
-@contextmanager
-def _user_code(target: str, what: str) -> Iterator[None]:
-    """Whatever the user's code raises is a target that cannot be built; the original is chained."""
-    try:
-        yield
-    except (KeyboardInterrupt, GeneratorExit):
-        raise
-    except BaseException as e:
-        frames = [f for f in traceback.extract_tb(e.__traceback__)[1:] if not f.filename.startswith("<")]
-        frames = [f for f in frames if f.filename not in (importlib.__file__, __file__)]  # who imports is no news
-        at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        raise TargetError(
-            what,
-            got=f"{type(e).__name__}: {e}{at}",
-            hint=_explained(e, target) or "--debug shows the traceback",
-        ) from e
-
-
-def _explained(error: BaseException, target: str) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name and target.split(":")[0].startswith(error.name):
-        here = [file.stem for file in Path.cwd().glob("*.py")]
-        return near(error.name, here) or "the current folder is searched first, then what is installed"
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        keys = getattr(type(frame.f_locals.get("self")), "_tied_weights_keys", None)
-        if isinstance(keys, list) and keys and "list" in str(error):
-            name = type(frame.f_locals["self"]).__name__
-            pairs = ", ".join(f"{k!r}: '<input embedding>.weight'" for k in keys)
-            return f"transformers 5 takes a mapping, target to source: {name}._tied_weights_keys = {{{pairs}}}"
-    return ""
 
 
 @contextmanager

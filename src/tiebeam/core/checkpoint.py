@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from tiebeam.core.finding import Finding
 from tiebeam.core.mending import need_mending
-from tiebeam.core.report import Finding
 from tiebeam.errors import UnhealthyTie
 
 CHECKPOINT_SCHEMA = 1

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
+from tiebeam.core.finding import Finding
 from tiebeam.core.findings.catalog import CODES
-from tiebeam.core.report import Finding
 from tiebeam.errors import RangeError
 
 

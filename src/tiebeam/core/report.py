@@ -8,31 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from tiebeam.core.facts import Table
+from tiebeam.core.finding import Finding
+from tiebeam.core.mending import need_mending
 from tiebeam.errors import UnhealthyTie
 
 SCHEMA_VERSION = 1
-Severity = Literal["error", "warning", "info"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing the report has to say.
-
-    Attributes:
-        code: Stable name, such as "init-scale".
-        severity: "error" wrong results; "warning" memory, quality or a tie at risk; "info".
-        where: Parameter path (or "" for the whole model).
-        message: What is so and what it will do.
-        fix: Python that mends it, with `model`, `inputs` and `tiebeam` in scope; "" where none can.
-        hint: What to do, in words, where no code can.
-    """
-
-    code: str
-    severity: Severity
-    where: str
-    message: str
-    fix: str = ""
-    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +72,6 @@ class Report:
             RangeError: `ignore` names a code that no finding has.
         """
         __tracebackhide__ = True  # pytest shows the line of the test
-        from tiebeam.core.mending import need_mending  # the catalogue of codes is made of this module's words
-
         bad = need_mending(self.findings, ignore)
         if bad:
             raise UnhealthyTie(

@@ -1,19 +1,30 @@
 """The same sweep on a Ray cluster whose machines see the same files."""
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 from tiebeam.errors import BackendError
 
-if TYPE_CHECKING:
-    from tiebeam.experiments.runner import Job, Outcome
+
+class Needing(Protocol):
+    """What of a job decides which machine can take it."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def threads(self) -> int | None: ...
 
 
-def outcomes(jobs: "Sequence[Job]", workers: int) -> "Iterator[Outcome]":
+Job = TypeVar("Job", bound=Needing)
+Outcome = TypeVar("Outcome")
+
+
+def outcomes(execute: Callable[[Job], Outcome], jobs: Sequence[Job], workers: int) -> Iterator[Outcome]:
     """Run every job on the cluster that `RAY_ADDRESS` names, else on one of this machine, and yield how each ended.
 
     Args:
+        execute: Does one job, in a process of the cluster.
         jobs: All that is to be done; each takes as many of Ray's cores as it has threads, and a GPU if it runs on one.
         workers: How many are handed out at once.
 
@@ -24,8 +35,6 @@ def outcomes(jobs: "Sequence[Job]", workers: int) -> "Iterator[Outcome]":
         import ray
     except ImportError as error:
         raise BackendError("--engine ray needs 'ray', which is missing", hint="pip install 'tiebeam[ray]'") from error
-    from tiebeam.experiments.runner import execute
-
     if not jobs:
         return
     own = not ray.is_initialized()

@@ -88,7 +88,7 @@ class Ranks:
             return model.loss
         from tiebeam.experiments.replicas import Replica
 
-        return Replica(model, self)
+        return Replica(model, self.rank, self.count)
 
 
 ALONE = Ranks()

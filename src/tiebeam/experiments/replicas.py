@@ -3,7 +3,6 @@
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tiebeam.experiments.ranks import Ranks
 from tiebeam.zoo.torch.minigpt import MiniGPT
 
 
@@ -12,11 +11,11 @@ class Replica:
 
     Args:
         model: The same on every rank.
-        ranks: Who shares it.
+        rank, count: This process among those that share it.
     """
 
-    def __init__(self, model: MiniGPT, ranks: Ranks) -> None:
-        self._model, self._ranks = model, ranks
+    def __init__(self, model: MiniGPT, rank: int, count: int) -> None:
+        self._model, self._rank, self._count = model, rank, count
         self._known: list[int] = []
 
     def __call__(self, batch: Tensor) -> Tensor:
@@ -24,7 +23,7 @@ class Replica:
         parameters = [id(p) for p in self._model.parameters()]
         if parameters != self._known:  # the first time, and where a readout was given a table of its own
             self._known, self._shared = parameters, DistributedDataParallel(_Loss(self._model))
-        mine = batch.tensor_split(self._ranks.count)[self._ranks.rank]
+        mine = batch.tensor_split(self._count)[self._rank]
         loss: Tensor = self._shared(mine)
         return loss
 

@@ -204,7 +204,7 @@ def _outcomes(jobs: Sequence[Job], engine: Engine, workers: int, ranks: Ranks) -
     if engine == "ray":
         from tiebeam.experiments.on_ray import outcomes
 
-        yield from outcomes(jobs, workers)
+        yield from outcomes(execute, jobs, workers)
     elif workers == 1:
         yield from (execute(job, ranks) for job in jobs)
     else:

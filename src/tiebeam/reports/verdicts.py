@@ -1,6 +1,6 @@
 """What every report says of its findings: the verdict, its colour, and each finding in words."""
 
-from tiebeam.core.report import Finding
+from tiebeam.core.finding import Finding
 from tiebeam.reports.numbers import count
 from tiebeam.reports.pieces import FindingPart, Tone
 from tiebeam.reports.strings import name, program, spans, visible

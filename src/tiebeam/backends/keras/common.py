@@ -11,7 +11,7 @@ from tiebeam.backends.keras import inputs
 from tiebeam.backends.keras.fixes import KerasFixes
 from tiebeam.backends.keras.layers import Layers
 from tiebeam.backends.keras.variables import Variables, vocab_bound
-from tiebeam.core.report import Finding
+from tiebeam.core.finding import Finding
 from tiebeam.errors import ShapeError
 
 _KERAS_PASSES = ("training", "mask")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tiebeam.backends.torch.names import all_parameters
-from tiebeam.core.report import Finding
+from tiebeam.core.finding import Finding
 from tiebeam.errors import InputError, ShapeError
 
 

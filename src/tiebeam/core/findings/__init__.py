@@ -1,12 +1,12 @@
 """Rules: findings as pure functions of facts."""
 
+from tiebeam.core.finding import Finding
 from tiebeam.core.findings.catalog import CATALOG as CATALOG
 from tiebeam.core.findings.catalog import CODES as CODES
 from tiebeam.core.findings.context import Context as Context
 from tiebeam.core.findings.context import Fixes as Fixes
 from tiebeam.core.findings.scale import scale_findings
 from tiebeam.core.findings.ties import tie_findings
-from tiebeam.core.report import Finding
 
 _ORDER = {"error": 0, "warning": 1, "info": 2}
 

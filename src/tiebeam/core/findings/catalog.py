@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tiebeam.core.report import Severity
+from tiebeam.core.finding import Severity
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tiebeam.core.facts import Table
+from tiebeam.core.finding import Finding
 from tiebeam.core.findings.context import Context
-from tiebeam.core.report import Finding
 
 LOGITS_WARNING, LOGITS_ERROR, LOGITS_SMALL = 2.0, 4.0, 0.25
 LOOKUP_SMALL = 0.1

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from tiebeam.core.facts import Lookup, Readout, Table
+from tiebeam.core.finding import Finding, Severity
 from tiebeam.core.findings.context import Context
-from tiebeam.core.report import Finding, Severity
 
 
 def tie_findings(c: Context) -> Iterator[Finding]:
