@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from tiebeam.core.finding import Finding
-from tiebeam.core.mending import need_mending
-from tiebeam.errors import UnhealthyTie
+from tiebeam.core.mending import assert_healthy
 
 CHECKPOINT_SCHEMA = 1
 
@@ -118,14 +117,8 @@ class CheckpointReport:
         Example:
             >>> CheckpointReport(path="model.safetensors", format="safetensors", state="omitted").assert_healthy()
         """
-        bad = need_mending(self.findings, ignore)
-        if bad:
-            raise UnhealthyTie(
-                f"'{self.path}' has {len(bad)} finding(s) that need mending",
-                got="\n       ".join(f"[{f.severity}] {f.code} at {f.where or 'the file'}: {f.message}" for f in bad),
-                expected="no error and no warning",
-                hint="\n      ".join(f.fix or f.hint for f in bad if f.fix or f.hint),
-            )
+        __tracebackhide__ = True  # pytest shows the line of the test
+        assert_healthy(f"'{self.path}'", "the file", self.findings, ignore)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: what `--format json` prints. `schema` rises when a field changes its meaning."""

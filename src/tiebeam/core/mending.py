@@ -5,7 +5,30 @@ from difflib import get_close_matches
 
 from tiebeam.core.finding import Finding
 from tiebeam.core.findings.catalog import CODES
-from tiebeam.errors import RangeError
+from tiebeam.errors import RangeError, UnhealthyTie
+
+
+def assert_healthy(what: str, whole: str, findings: Iterable[Finding], ignore: str | Collection[str] = ()) -> None:
+    """Raise where findings need mending.
+
+    Args:
+        what: They are of, as a sentence starts with it.
+        whole: The place of a finding that names none.
+        findings, ignore: See `need_mending`.
+
+    Raises:
+        UnhealthyTie: With every such finding, its place and its fix.
+        RangeError: `ignore` names a code that no finding has.
+    """
+    __tracebackhide__ = True  # pytest shows the line of the test
+    bad = need_mending(findings, ignore)
+    if bad:
+        raise UnhealthyTie(
+            f"{what} has {len(bad)} finding(s) that need mending",
+            got="\n       ".join(f"[{f.severity}] {f.code} at {f.where or whole}: {f.message}" for f in bad),
+            expected="no error and no warning",
+            hint="\n      ".join(f.fix or f.hint for f in bad if f.fix or f.hint),
+        )
 
 
 def need_mending(findings: Iterable[Finding], ignore: str | Collection[str] = ()) -> list[Finding]:

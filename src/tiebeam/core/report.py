@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from tiebeam.core.facts import Table
 from tiebeam.core.finding import Finding
-from tiebeam.core.mending import need_mending
-from tiebeam.errors import UnhealthyTie
+from tiebeam.core.mending import assert_healthy
 
 SCHEMA_VERSION = 1
 
@@ -72,14 +71,7 @@ class Report:
             RangeError: `ignore` names a code that no finding has.
         """
         __tracebackhide__ = True  # pytest shows the line of the test
-        bad = need_mending(self.findings, ignore)
-        if bad:
-            raise UnhealthyTie(
-                f"{self.model} has {len(bad)} finding(s) that need mending",
-                got="\n       ".join(f"[{f.severity}] {f.code} at {f.where or 'the model'}: {f.message}" for f in bad),
-                expected="no error and no warning",
-                hint="\n      ".join(f.fix or f.hint for f in bad if f.fix or f.hint),
-            )
+        assert_healthy(self.model, "the model", self.findings, ignore)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: what `--format json` prints. `schema` rises when a field changes its meaning."""
