@@ -14,7 +14,7 @@ from tests.jax.models.kit import CASES, VOCAB, WIDTH, ids, load, normal, rms_nor
 
 import tiebeam
 from tiebeam.backends.jax.evaluate import pooled
-from tiebeam.backends.jax.scopes import scopes
+from tiebeam.backends.jax.kinds.scopes import scopes
 
 load()
 TREE = {"table": normal(0, VOCAB, WIDTH)}

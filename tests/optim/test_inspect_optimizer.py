@@ -361,13 +361,6 @@ def test_a_report_of_another_model_is_refused() -> None:
         tiebeam.inspect_optimizer(optim.SGD(nn.Linear(3, 3).parameters()), nn.Linear(3, 3), world.report)
 
 
-def test_a_framework_whose_optimizers_cannot_be_read_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(grouped)
-    monkeypatch.setattr("tiebeam.api.optimizers.find_spec", lambda name: None)
-    with pytest.raises(tiebeam.BackendError, match="optimizers of torch cannot be inspected yet"):
-        world.seen()
-
-
 def test_swapped_arguments_are_called_swapped() -> None:
     model = torch.nn.Linear(2, 2)
     optimizer, report = torch.optim.SGD(model.parameters(), lr=1.0), tiebeam.Report(model="Linear", framework="torch")

@@ -131,6 +131,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "src/tiebeam/cli/building.py": TORCH,
     "src/tiebeam/checkpoints/meta.py": TORCH,
     "src/tiebeam/experiments": TORCH,
+    "src/tiebeam/testing/contract/__init__.py": TORCH,
     "src/tiebeam/testing/ties.py": TORCH,
     "src/tiebeam/torch": TORCH,
     "src/tiebeam/zoo/torch": TORCH,

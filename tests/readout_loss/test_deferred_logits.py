@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tiebeam
-from tiebeam.backends.torch.deferred import Deferred
+from tiebeam.backends.torch.readout.deferred import Deferred
 from tiebeam.errors import InputError
 from tiebeam.torch import use_readout_loss
 

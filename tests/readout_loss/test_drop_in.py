@@ -9,7 +9,7 @@ import transformers
 from torch import nn
 
 import tiebeam
-from tiebeam.backends.torch.deferred import Deferred
+from tiebeam.backends.torch.readout.deferred import Deferred
 from tiebeam.errors import InputError
 from tiebeam.torch import TiedEmbedding, use_readout_loss
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import tiebeam
-from tiebeam.backends.torch import batch
 from tiebeam.backends.torch import trace as tracing
-from tiebeam.backends.torch.measure import STREAM
-from tiebeam.backends.torch.record import Recorder
+from tiebeam.backends.torch.recording import batch
+from tiebeam.backends.torch.recording.numbers import STREAM
+from tiebeam.backends.torch.recording.record import Recorder
 from tiebeam.backends.torch.trace import trace
 from tiebeam.ir import Graph
 

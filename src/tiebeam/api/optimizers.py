@@ -1,7 +1,6 @@
 """`tiebeam.inspect_optimizer`."""
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from tiebeam.api.versions import versions
@@ -10,7 +9,7 @@ from tiebeam.core.findings import in_order
 from tiebeam.core.findings.optimizers import facts_notes, optimizer_findings
 from tiebeam.core.optimizers import rule
 from tiebeam.core.report import Report
-from tiebeam.errors import BackendError, InputError
+from tiebeam.errors import InputError
 
 
 def inspect_optimizer(
@@ -58,13 +57,7 @@ def inspect_optimizer(
     """
     _check_order(optimizer, model, report)
     backend = resolve(model, params)
-    home = f"tiebeam.backends.{backend.framework}.holding"
-    if find_spec(home) is None:
-        raise BackendError(
-            f"optimizers of {backend.framework} cannot be inspected yet",
-            got=type(optimizer).__name__,
-            expected="an optimizer of a PyTorch or JAX model",
-        )
+    home = f"tiebeam.backends.{backend.framework}.optimizers.holding"
     counts_as = None if family is None else rule(family).name
     more = {} if params is None else {"params": params}
     facts, notes = import_module(home).facts_of(optimizer, model, report, scheduler, counts_as, **more)

@@ -22,7 +22,7 @@ def write(model: Any, params: Any, report: "Report", folder: Path) -> None:
     from safetensors.numpy import save_file
 
     from tiebeam.backends import resolve
-    from tiebeam.backends.jax.tree import is_abstract, is_key
+    from tiebeam.backends.jax.kinds.tree import is_abstract, is_key
 
     arrays, aliases = {}, {}
     seen: Any = resolve(model, params)  # a JaxModel: its slots are the arrays by their paths

@@ -3,7 +3,7 @@
 from tiebeam.backends.needing import needing
 
 with needing("keras", what="tiebeam.keras"):
-    from tiebeam.backends.keras.optim import optimizer
+    from tiebeam.backends.keras.optimizers.groups import optimizer
     from tiebeam.blocks.keras import TiedEmbedding, UnitLogitNormal
     from tiebeam.blocks.readout_loss.keras import readout_loss
 

@@ -3,9 +3,9 @@
 from tiebeam.backends.needing import needing
 
 with needing("torch", what="tiebeam.torch"):
-    from tiebeam.backends.torch.loss_in_use import ReadoutLossInUse, use_readout_loss
-    from tiebeam.backends.torch.optim import MuonSplit, param_groups, split_for_muon
-    from tiebeam.backends.torch.roles_mixing import Mixing, mix_roles
+    from tiebeam.backends.torch.optimizers.groups import MuonSplit, param_groups, split_for_muon
+    from tiebeam.backends.torch.optimizers.mixing import Mixing, mix_roles
+    from tiebeam.backends.torch.readout.in_use import ReadoutLossInUse, use_readout_loss
     from tiebeam.blocks.readout_loss.torch.call import readout_loss
     from tiebeam.blocks.readout_loss.torch.statistics import ReadoutStats
     from tiebeam.blocks.torch import TiedEmbedding

@@ -7,8 +7,8 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiebeam.backends.keras.tensorflow.axes import broadcast, einsum
-from tiebeam.backends.keras.tensorflow.lower import Lowering, lower
+from tiebeam.backends.keras.tensorflow.lowering.axes import broadcast, einsum
+from tiebeam.backends.keras.tensorflow.lowering.lower import Lowering, lower
 from tiebeam.ir import Graph, Op, Origin
 
 SIZES = (2, 3, 5, 7)

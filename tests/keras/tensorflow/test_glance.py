@@ -10,7 +10,8 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import op_callbacks
 from tests.keras.tensorflow.kit import WIDTH, Look, Read, built, plain_look, plain_read, seen, table_of, tokens
 
-from tiebeam.backends.keras.tensorflow import glance, model
+from tiebeam.backends.keras.tensorflow import model
+from tiebeam.backends.keras.tensorflow.graph import glance
 
 LENGTH = tokens().shape[1]
 Graphs = list[tuple[int, ...]]

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tiebeam.backends.jax.calls import INLINE, body_of
-from tiebeam.backends.jax.fold import bound
-from tiebeam.backends.jax.lower import Frame
+from tiebeam.backends.jax.lowering.calls import INLINE, body_of
+from tiebeam.backends.jax.lowering.fold import bound
+from tiebeam.backends.jax.lowering.lower import Frame
 
 _spec: Callable[..., Any] = PartitionSpec  # whose class has no annotations
 Sink = dict[tuple[str, int], Any]

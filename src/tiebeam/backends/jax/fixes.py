@@ -3,7 +3,7 @@
 Which leaf a role reads is in the model's code: there is little that a line of Python beside it could mend.
 """
 
-from tiebeam.backends.jax.held import Held
+from tiebeam.backends.jax.kinds.held import Held
 
 
 class JaxFixes:

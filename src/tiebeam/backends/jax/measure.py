@@ -12,7 +12,7 @@ import numpy as np
 
 from tiebeam.backends.graphs.sizes import ROWS, Sizes
 from tiebeam.backends.jax.evaluate import Interpreter, Sink
-from tiebeam.backends.jax.lower import Frame
+from tiebeam.backends.jax.lowering.lower import Frame
 
 
 def evaluator(closed: Any, frame: Frame, wanted: Sizes) -> Callable[..., dict[str, Any]]:

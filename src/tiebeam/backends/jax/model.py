@@ -9,10 +9,10 @@ import numpy as np
 
 from tiebeam.backends.jax import weights
 from tiebeam.backends.jax.fixes import JaxFixes
-from tiebeam.backends.jax.held import Held, HeldFunction
-from tiebeam.backends.jax.measuring import differentiate
-from tiebeam.backends.jax.moving import Moves, moves_of
-from tiebeam.backends.jax.quantising import Swaps
+from tiebeam.backends.jax.kinds.held import Held, HeldFunction
+from tiebeam.backends.jax.measuring.moves import Moves, moves_of
+from tiebeam.backends.jax.measuring.passes import differentiate
+from tiebeam.backends.jax.measuring.quantising import Swaps
 from tiebeam.backends.jax.recall import recalled
 from tiebeam.backends.jax.shorten import Arguments, shorter_arguments
 from tiebeam.backends.jax.trace import Program, Trace, program_of, trace
@@ -218,20 +218,20 @@ def of_function(model: Any, params: Any) -> JaxModel:
 
 def of_linen(model: Any, params: Any) -> JaxModel:
     """A linen module beside its variables."""
-    from tiebeam.backends.jax.linen import HeldLinen
+    from tiebeam.backends.jax.kinds.linen import HeldLinen
 
     return JaxModel(HeldLinen(model, params))
 
 
 def of_nnx(model: Any, params: Any) -> JaxModel:
     """An nnx module."""
-    from tiebeam.backends.jax.nnx import HeldNnx
+    from tiebeam.backends.jax.kinds.nnx import HeldNnx
 
     return JaxModel(HeldNnx(model, params), whole=params is None)
 
 
 def of_equinox(model: Any, params: Any) -> JaxModel:
     """An Equinox module."""
-    from tiebeam.backends.jax.equinox import HeldEquinox
+    from tiebeam.backends.jax.kinds.equinox import HeldEquinox
 
     return JaxModel(HeldEquinox(model, params), whole=True)

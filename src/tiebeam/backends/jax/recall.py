@@ -14,9 +14,9 @@ from weakref import finalize
 
 import jax
 
-from tiebeam.backends.jax.held import Held, Known
+from tiebeam.backends.jax.kinds.held import Held, Known
+from tiebeam.backends.jax.kinds.tree import Tree, kind_of
 from tiebeam.backends.jax.trace import Program, program_of
-from tiebeam.backends.jax.tree import Tree, kind_of
 
 KEPT = 8
 

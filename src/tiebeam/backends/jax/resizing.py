@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tiebeam.backends.jax.kinds.tree import Tree, is_abstract
 from tiebeam.backends.jax.model import JaxModel
-from tiebeam.backends.jax.tree import Tree, is_abstract
 from tiebeam.core.facts import Table
 from tiebeam.core.operations.rows import RowPlan, kept_rows, resized
 from tiebeam.core.operations.state import of_new_rows, rows_axis

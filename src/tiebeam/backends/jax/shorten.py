@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tiebeam.backends.jax.tree import Tree, is_abstract, is_key
+from tiebeam.backends.jax.kinds.tree import Tree, is_abstract, is_key
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -11,11 +11,11 @@ import numpy as np
 
 from tiebeam.backends.graphs.building import known
 from tiebeam.backends.graphs.sizes import Sizes, sizes_of
-from tiebeam.backends.jax.fold import equal_or_known
-from tiebeam.backends.jax.held import Held, Known, Marked, Naming
-from tiebeam.backends.jax.lower import Frame, Lowering, Path
+from tiebeam.backends.jax.kinds.held import Held, Known, Marked, Naming
+from tiebeam.backends.jax.kinds.tree import Returned, Slot, Tree, is_abstract, is_key
+from tiebeam.backends.jax.lowering.fold import equal_or_known
+from tiebeam.backends.jax.lowering.lower import Frame, Lowering, Path
 from tiebeam.backends.jax.measure import evaluator, facts_of, numbers_of, unmeasured
-from tiebeam.backends.jax.tree import Returned, Slot, Tree, is_abstract, is_key
 from tiebeam.backends.protocol import RefusedError
 from tiebeam.core.passes import Wanted as Asked
 from tiebeam.core.passes import wanted

@@ -7,13 +7,13 @@ from weakref import ref
 
 import keras
 
+from tiebeam.backends.jax.kinds.scopes import scopes
+from tiebeam.backends.jax.kinds.tree import Slot
 from tiebeam.backends.jax.model import JaxModel
-from tiebeam.backends.jax.scopes import scopes
 from tiebeam.backends.jax.trace import Trace
-from tiebeam.backends.jax.tree import Slot
 from tiebeam.backends.keras.common import KerasModel
 from tiebeam.backends.keras.layers import Places
-from tiebeam.backends.keras.silent import states_of
+from tiebeam.backends.keras.optimizers.silent import states_of
 from tiebeam.backends.keras.untouched import attributes_of, untouched
 from tiebeam.core.passes import Passed, Request, Wanted
 from tiebeam.ir import Leaf
@@ -31,7 +31,7 @@ class PlacesOnJax:
 
 
 class HeldKeras:
-    """A Keras model with the arrays of its variables taken out; see `backends.jax.held.Held`."""
+    """A Keras model with the arrays of its variables taken out; see `backends.jax.kinds.held.Held`."""
 
     def __init__(self, view: KerasModel) -> None:
         self.model, self._layers = view.model, view.layers

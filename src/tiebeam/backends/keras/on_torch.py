@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from tiebeam.backends.keras.common import KerasModel
-from tiebeam.backends.keras.silent import states_of
+from tiebeam.backends.keras.optimizers.silent import states_of
 from tiebeam.backends.keras.untouched import untouched
 from tiebeam.backends.keras.variables import Named
-from tiebeam.backends.torch.measuring import differentiate
-from tiebeam.backends.torch.measuring_moves import moves_of
+from tiebeam.backends.torch.measuring.moves import moves_of
+from tiebeam.backends.torch.measuring.passes import differentiate
 from tiebeam.backends.torch.model import TorchModel
 from tiebeam.backends.torch.names import Paths, StandIn
 from tiebeam.backends.torch.trace import Trace, trace

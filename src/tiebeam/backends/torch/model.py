@@ -12,12 +12,12 @@ from tiebeam.backends.torch import weights
 from tiebeam.backends.torch.aside import put_aside
 from tiebeam.backends.torch.diagnose import check_shaped, unfit_modules, without_values
 from tiebeam.backends.torch.fixes import TorchFixes
-from tiebeam.backends.torch.measuring import differentiate
-from tiebeam.backends.torch.measuring_moves import moves_of
+from tiebeam.backends.torch.measuring.moves import moves_of
+from tiebeam.backends.torch.measuring.passes import differentiate
+from tiebeam.backends.torch.measuring.quantising import Swaps
 from tiebeam.backends.torch.names import all_parameters, module_tree
 from tiebeam.backends.torch.operations.operator import TorchOperator
 from tiebeam.backends.torch.parts import sharded
-from tiebeam.backends.torch.quantising import Swaps
 from tiebeam.backends.torch.shorten import shorter_arguments
 from tiebeam.backends.torch.trace import How, Trace, trace
 from tiebeam.core.finding import Finding

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tiebeam.backends.torch.containers import rebuilt, tensors_of
-from tiebeam.backends.torch.shadow import valueless
+from tiebeam.backends.torch.recording.shadow import valueless
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -13,17 +13,17 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tiebeam.backends.protocol import RefusedError
-from tiebeam.backends.torch.batch import BatchRecorder
 from tiebeam.backends.torch.containers import rebuilt, tensors_of
-from tiebeam.backends.torch.keep import Keeper
-from tiebeam.backends.torch.ledger import Ledger
-from tiebeam.backends.torch.lower import lower
-from tiebeam.backends.torch.measure import Measures
-from tiebeam.backends.torch.meta import MetaRecorder
+from tiebeam.backends.torch.lowering.lower import lower
 from tiebeam.backends.torch.names import Names, first_paths, module_tree
-from tiebeam.backends.torch.record import Recorder
+from tiebeam.backends.torch.recording.batch import BatchRecorder
+from tiebeam.backends.torch.recording.keep import Keeper
+from tiebeam.backends.torch.recording.ledger import Ledger
+from tiebeam.backends.torch.recording.meta import MetaRecorder
+from tiebeam.backends.torch.recording.numbers import Measures
+from tiebeam.backends.torch.recording.record import Recorder
+from tiebeam.backends.torch.recording.shadow import valueless
 from tiebeam.backends.torch.session import module_paths, neutral, reshard, unwrapped
-from tiebeam.backends.torch.shadow import valueless
 from tiebeam.core.collection import no_collection
 from tiebeam.errors import TiebeamError
 from tiebeam.ir import Graph, Op, Origin

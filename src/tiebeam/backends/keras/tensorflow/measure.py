@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from tiebeam.backends.graphs.sizes import ROWS, Sizes
-from tiebeam.backends.keras.tensorflow.flatten import BODIES
-from tiebeam.backends.keras.tensorflow.program import Program
+from tiebeam.backends.keras.tensorflow.graph.flatten import BODIES
+from tiebeam.backends.keras.tensorflow.graph.program import Program
 from tiebeam.backends.protocol import RefusedError
 
 

@@ -7,12 +7,12 @@ import tensorflow as tf
 
 from tiebeam.backends.keras.common import KerasModel
 from tiebeam.backends.keras.tensorflow import weights
-from tiebeam.backends.keras.tensorflow.glance import glance
-from tiebeam.backends.keras.tensorflow.leaves import copies_of
-from tiebeam.backends.keras.tensorflow.measuring import differentiate
-from tiebeam.backends.keras.tensorflow.measuring_moves import Moves
-from tiebeam.backends.keras.tensorflow.program import Program, program_of
-from tiebeam.backends.keras.tensorflow.recall import calling, recalled
+from tiebeam.backends.keras.tensorflow.graph.glance import glance
+from tiebeam.backends.keras.tensorflow.graph.leaves import copies_of
+from tiebeam.backends.keras.tensorflow.graph.program import Program, program_of
+from tiebeam.backends.keras.tensorflow.graph.recall import calling, recalled
+from tiebeam.backends.keras.tensorflow.measuring.moves import Moves
+from tiebeam.backends.keras.tensorflow.measuring.passes import differentiate
 from tiebeam.backends.keras.tensorflow.trace import Trace, measuring, placed, trace
 from tiebeam.backends.tables import AskedOnce
 from tiebeam.core.arithmetic import Arithmetic

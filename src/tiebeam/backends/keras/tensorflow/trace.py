@@ -11,8 +11,9 @@ import tensorflow as tf
 from tiebeam.backends.graphs.building import TINY, known
 from tiebeam.backends.graphs.sizes import Sizes, sizes_of
 from tiebeam.backends.keras.common import KerasModel
-from tiebeam.backends.keras.tensorflow.leaves import HeldVariable, held_variables
-from tiebeam.backends.keras.tensorflow.lower import Lowering, lower
+from tiebeam.backends.keras.tensorflow.graph.leaves import HeldVariable, held_variables
+from tiebeam.backends.keras.tensorflow.graph.program import Program
+from tiebeam.backends.keras.tensorflow.lowering.lower import Lowering, lower
 from tiebeam.backends.keras.tensorflow.measure import (
     Evaluator,
     facts_of,
@@ -20,7 +21,6 @@ from tiebeam.backends.keras.tensorflow.measure import (
     shapes_of,
     unknown_shapes,
 )
-from tiebeam.backends.keras.tensorflow.program import Program
 from tiebeam.ir import Graph, Leaf, Origin
 
 VECTOR = 1 << 16  # elements of a vector whose uniformity is looked at

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tiebeam.backends.torch.holding import inner
+from tiebeam.backends.torch.optimizers.holding import inner
 from tiebeam.core.operations.state import JOINS, rows_axis
 from tiebeam.core.operations.transaction import Transaction
 from tiebeam.errors import InputError, TieError

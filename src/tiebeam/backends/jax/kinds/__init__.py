@@ -1,0 +1,1 @@
+"""Kinds of JAX models, one file each: arrays out, a pure call, and back."""

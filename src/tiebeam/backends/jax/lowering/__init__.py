@@ -1,0 +1,1 @@
+"""From jaxprs to core's graph."""

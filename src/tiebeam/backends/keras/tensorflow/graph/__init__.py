@@ -1,0 +1,1 @@
+"""The function graph of a model's call: as written, flat, and kept."""

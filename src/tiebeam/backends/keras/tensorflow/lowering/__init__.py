@@ -1,0 +1,1 @@
+"""From a flat function graph to core's graph."""

@@ -1,0 +1,1 @@
+"""From what PyTorch executed to core's graph."""

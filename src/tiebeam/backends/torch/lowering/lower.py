@@ -1,0 +1,38 @@
+"""From what PyTorch executed to core's graph."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tiebeam.backends.torch.lowering.builder import Lowering
+from tiebeam.backends.torch.lowering.ops import lower_record
+from tiebeam.backends.torch.recording.ledger import Implied, Ledger
+from tiebeam.backends.torch.recording.record import Record
+from tiebeam.ir import Graph
+
+
+def lower(
+    ledger: Ledger, records: Sequence[Record | Implied], steps: list[tuple[int, int]] | None = None, **facts: Any
+) -> Graph:
+    """The graph of a recorded pass; `facts` are the remaining fields of `Graph`.
+
+    Args:
+        steps: Filled with each node's `Record.sequence` and `Record.ordinal`.
+    """
+    lowering = Lowering(ledger)
+    taken = [] if steps is None else steps
+    at: dict[int, int] = {}
+    for position, item in enumerate(records):
+        if isinstance(item, Implied):
+            lowering.record = _NOWHERE
+            lowering.implied(item)
+        else:
+            lowering.record = item
+            lower_record(lowering, item)
+        at[position] = len(lowering.nodes) - 1
+        taken += [(lowering.record.sequence, lowering.record.ordinal)] * (len(lowering.nodes) - len(taken))
+    cosine = {(at[p], v): c for (p, v), c in facts.pop("cosine", {}).items()}
+    return Graph(values=lowering.values(), nodes=tuple(lowering.nodes), cosine=cosine, **facts)
+
+
+# What is implied was never executed: its node has no schema, no arguments and no place.
+_NOWHERE = Record(schema=None, args=(), kwargs={}, outputs=(), where="", recorded=True)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""A model whose loss is computed without its logits."""

@@ -1,0 +1,203 @@
+"""Numbers measured while the pass runs: activations are gone afterwards.
+
+Which tensor the analysis will ask for is known only at the end, so a few cheap numbers are taken at
+every product that may be a readout: the root mean square of the hidden state, and the cosine of the last
+few tensors of the residual stream with the rows that were looked up.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tiebeam.backends.torch.recording.ledger import Draft
+from tiebeam.backends.torch.recording.schema import Schema
+from tiebeam.backends.torch.recording.shadow import tensors_in
+
+STREAM = 12  # tensors of the residual stream held: a decomposed norm and a head's transform fit
+ROWS = 512  # rows that a cosine is averaged over
+PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "linear", "matmul", "addbmm"))
+GATHERS = frozenset(("embedding", "index", "index_select", "_embedding_bag", "gather"))
+TELLING = PRODUCTS | GATHERS | {"scatter"}
+
+
+class Measures:
+    """Takes `rms`, `cosine` and, on request, `logit_std`, by value id.
+
+    Args:
+        logits: Also take the std of what descends from a possible readout (a pass over logits each).
+    """
+
+    def __init__(self, drafts: Sequence[Draft], *, logits: bool = False) -> None:
+        self._drafts = drafts
+        self.rms: dict[int, float] = {}
+        self.cosine: dict[tuple[int, int], float] = {}
+        self.logit_std: dict[int, float] = {}
+        self.logits = logits
+        self._vocabs: set[int] = set()
+        self._storages: set[int] = set()
+        self._tallest = 0
+        self._numel = -1
+        self._stream: deque[tuple[int, torch.Tensor]] = deque(maxlen=STREAM)
+        self._rows: torch.Tensor | None = None
+        self.repeats: float | None = None
+        self._descends: set[int] = set()
+        self.ids: dict[int, torch.Tensor] = {}  # integers that rows were looked up at
+
+    def after(self, index: int, schema: Schema, args: Any, refs: Any, out: Any, outputs: tuple[int, ...]) -> None:
+        """Called after every recorded operation."""
+        name = schema.name
+        told = name in TELLING
+        if not told and self._rows is None:
+            return
+        if not (told or self.logits) and type(out) is torch.Tensor and out.numel() != self._numel:
+            return  # most: neither a role nor the residual stream
+        first = out if isinstance(out, torch.Tensor) else out[0] if isinstance(out, tuple) and out else None
+        if not isinstance(first, torch.Tensor) or not _real(first):
+            return
+        # A one-hot matrix in the making, of integers mostly.
+        self._vocabs.update(first.shape[-1:] if name == "scatter" else ())
+        if not first.is_floating_point():
+            return
+        if name in GATHERS:
+            self._gathered(schema, args, refs, first, outputs[0])
+        elif name in PRODUCTS:
+            self._product(index, args, refs, first, outputs[0])
+        if first.numel() == self._numel and first.ndim >= 2:
+            if schema.writes:  # what is held under an older value has just been overwritten
+                written = first.untyped_storage()._cdata
+                kept = [(v, t) for v, t in self._stream if t.untyped_storage()._cdata != written]
+                self._stream = deque(kept, maxlen=STREAM)
+            self.flow(outputs[0], first)
+        if self.logits:
+            self._follow(refs, first, outputs[0])
+
+    def concerns(self, schema: Schema, args: Any, out: Any) -> bool:
+        """Whether `after` may have to look at an operation's tensors, the residual stream aside."""
+        name = schema.name
+        if self.logits or name in GATHERS or name == "scatter":
+            return True
+        return name in PRODUCTS and isinstance(out, torch.Tensor) and self._may_be_role(args, out)
+
+    def of_stream(self, out: Any) -> torch.Tensor | None:
+        """The tensor of the residual stream that an operation made, if any; whether it is real is asked later."""
+        first = out if isinstance(out, torch.Tensor) else out[0] if isinstance(out, tuple) and out else None
+        if not isinstance(first, torch.Tensor) or first.numel() != self._numel or first.ndim < 2:
+            return None
+        return first if first.is_floating_point() else None
+
+    def flow(self, value: int, t: torch.Tensor) -> None:
+        """The residual stream goes on to `t`."""
+        self._stream.append((value, t))
+
+    def _gathered(self, schema: Schema, args: Any, refs: Any, out: torch.Tensor, value: int) -> None:
+        table = args[0]
+        if not isinstance(table, torch.Tensor) or table.ndim != 2 or not out.ndim:
+            return
+        if not any(self._drafts[v].varying for v in _values(refs[1:])):
+            return  # positions, not tokens
+        self.ids.update((v, t) for v, t in zip(_values(refs[1:]), tensors_in(args[1:]), strict=True))
+        vocab = table.shape[1] if table.shape[0] == out.shape[-1] != table.shape[1] else table.shape[0]
+        self._vocabs.add(vocab)
+        self._storages.add(table.untyped_storage()._cdata)
+        self.rms[value] = rms(out[:ROWS] if out.ndim == 2 else out)
+        if schema.name in ("embedding", "index", "index_select") and vocab >= self._tallest:
+            self._tallest = vocab
+            self._hold(out)
+            self.repeats = _repeats(args[1:])
+
+    def _hold(self, rows: torch.Tensor) -> None:
+        """Look at the stream that starts from these rows."""
+        self._rows = rows.detach().reshape(-1, rows.shape[-1])[:ROWS].float().clone()
+        self._numel = rows.numel()
+        self._stream.clear()  # of another sequence
+
+    def _product(self, index: int, args: Any, refs: Any, out: torch.Tensor, value: int) -> None:
+        if not self._may_be_role(args, out):
+            return
+        operands = [(a, r.value) for a, r in zip(args, refs, strict=True) if isinstance(a, torch.Tensor)]
+        over = operands[0][0].shape[-1:]
+        if self._rows is None and self._vocabs.intersection(over) and over != out.shape[-1:]:
+            self.rms[value] = rms(out)  # a one-hot matrix times the table: a lookup
+            self._hold(out)
+        if not self._may_read_out(args, out):
+            return
+        hidden = [
+            (a, v) for a, v in operands if not set(a.shape) & self._vocabs and not self._of_a_table(a)
+        ] or operands
+        for a, v in hidden:  # never the table, where it can be told: that would cost a pass over it
+            if v not in self.rms and _real(a):
+                self.rms[v] = rms(a)
+        self._cosines(index)
+        if self.logits:
+            self._descends.add(value)
+            self.logit_std.setdefault(value, std(out))
+
+    def _may_be_role(self, args: Any, out: torch.Tensor) -> bool:
+        """Whether a product may look rows up (then one operand is as wide as a vocabulary) or read out."""
+        return bool(self._vocabs) and (self._rows is None or self._may_read_out(args, out))
+
+    def _may_read_out(self, args: Any, out: torch.Tensor) -> bool:
+        sizes = set(out.shape)
+        big = max(self._vocabs, default=0) * 0.5
+        return bool(sizes & self._vocabs or max(sizes, default=0) >= big or any(self._of_a_table(a) for a in args))
+
+    def _of_a_table(self, a: Any) -> bool:
+        """Whether an operand is a piece of a table that was looked up."""
+        return isinstance(a, torch.Tensor) and _real(a) and a.untyped_storage()._cdata in self._storages
+
+    def _cosines(self, index: int) -> None:
+        if self._rows is None or not self._stream or len(self.cosine) > 64 * STREAM:
+            return
+        rows, width = self._rows, self._rows.shape[-1]
+        norms = rows.norm(dim=1)
+        for value, t in self._stream:
+            if t.shape[-1] != width or not _real(t):
+                continue
+            other = t.reshape(-1, width)[:ROWS].float()
+            if other.shape != rows.shape:
+                continue
+            scale = (norms * other.norm(dim=1)).clamp_min(1e-30)
+            self.cosine[index, value] = float(((rows * other).sum(1) / scale).mean())
+
+    def _follow(self, refs: Any, out: torch.Tensor, value: int) -> None:
+        if value in self._descends or len(self.logit_std) >= 64 or out.numel() < 2:
+            return
+        if self._descends.intersection(_values(refs)):
+            self._descends.add(value)
+            self.logit_std[value] = std(out)
+
+
+def _values(refs: Any) -> list[int]:
+    if isinstance(refs, tuple):
+        return [v for r in refs for v in _values(r)]
+    return [refs.value] if hasattr(refs, "value") else []
+
+
+def rms(t: torch.Tensor) -> float:
+    """Root mean square, in float32."""
+    if t.numel() == 0:
+        return float("nan")
+    wide = None if t.dtype in (torch.float32, torch.float64) else torch.float32
+    norm = float(torch.linalg.vector_norm(t.detach(), dtype=wide))
+    return norm / math.sqrt(t.numel())
+
+
+def std(t: torch.Tensor) -> float:
+    """Standard deviation of all elements, accumulated in float32 or wider, without a copy."""
+    mean = float(t.detach().sum(dtype=torch.float64)) / t.numel()
+    return math.sqrt(max(rms(t) ** 2 - mean**2, 0.0))
+
+
+def _repeats(args: Any) -> float | None:
+    """Share of positions whose next token is the same token, in the ids of a lookup."""
+    ids = next((t for t in tensors_in(args) if not t.is_floating_point() and t.ndim and t.shape[-1] > 1), None)
+    return None if ids is None else float((ids[..., 1:] == ids[..., :-1]).float().mean())
+
+
+def _real(t: torch.Tensor) -> bool:
+    """Whether there is anything to measure: elements, in plain memory that is there (and was not given back)."""
+    plain = type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout == torch.strided and not t._is_zerotensor()
+    return plain and t.device.type != "meta" and t.numel() > 0 and t.untyped_storage().nbytes() > 0
