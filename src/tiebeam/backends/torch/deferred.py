@@ -7,19 +7,19 @@ the numbers, so the loss needs none of them. Whatever else is asked of them comp
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tiebeam.backends.torch.deferred_nodes import Held, Origin, Revealed
+from tiebeam.backends.torch.deferred_steps import HANDLERS, Step
 from tiebeam.blocks.readout_loss.torch.call import readout_loss
+from tiebeam.errors import GradientError
 
-Step = Callable[[Tensor], Tensor]
 CAP_TOLERANCE = 1e-4  # between a cap that was traced and one that is seen at work
 
 
@@ -64,7 +64,7 @@ class Recipe:
             return None
         self.origin.check()
         factor = self.inner * (1.0 if self.outer is None else self.outer)
-        with torch.set_grad_enabled(self.recorded and torch.is_grad_enabled()):
+        with torch.set_grad_enabled(self.recorded and torch.is_grad_enabled()), self.origin.precision():
             bias = self.bias if self.bias is None or factor == 1.0 else self.bias * factor
             table = self.origin.table
             loss: Tensor = readout_loss(self.hidden, table, targets, factor=factor, soft_cap=cap, bias=bias, **options)
@@ -78,9 +78,13 @@ class Family:
 
     Attributes:
         exposed: Whether their memory is in others' hands, who may write to it: then they are what is there.
+        watched: Whether somebody looks for the gradient of one of them: then it goes by way of what they are made of.
+        taken: Whether a loss was taken without them.
     """
 
     exposed: bool = False
+    watched: bool = False
+    taken: bool = False
     members: list[weakref.ref[Deferred]] = field(default_factory=list)
 
     def expose(self, why: str) -> None:
@@ -91,43 +95,81 @@ class Family:
                 if member is not None:
                     member.logits(why)
 
+    def watch(self, watched: Deferred) -> None:
+        """Let gradients go by way of one of these from now on."""
+        self.watched = True
+        if not self.exposed:
+            for member in [of() for of in self.members]:
+                if member is not None and any(source is watched for source in member.sources()):
+                    member._found = None  # by another way
+
 
 class Deferred(Tensor):
     """Logits of some shape and dtype without their numbers."""
 
     recipe: Recipe
     family: Family
+    lie: Tensor
     _found: Tensor | None
     _watched: bool
     _made_of: tuple[Deferred, Step, bool] | None
 
     @staticmethod
     def __new__(
-        cls, recipe: Recipe, dtype: torch.dtype, made_of: tuple[Deferred, Step, bool] | None = None
+        cls,
+        recipe: Recipe,
+        dtype: torch.dtype,
+        lie: Tensor | None = None,
+        made_of: tuple[Deferred, Step, bool] | None = None,
     ) -> Deferred:
         """Return the logits of a recipe.
 
         Args:
+            lie: Their shape and strides, as a tensor without numbers.
             made_of: What they were made of, how, and whether that shares memory.
         """
-        shape, device = (*recipe.hidden.shape[:-1], recipe.origin.table.shape[0]), recipe.hidden.device
+        device = recipe.hidden.device
+        if lie is None:
+            lie = torch.empty((*recipe.hidden.shape[:-1], recipe.origin.table.shape[0]), device="meta")
+        shape, strides = lie.shape, lie.stride()
 
         def make() -> Any:
-            return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+            return torch.Tensor._make_wrapper_subclass(cls, shape, strides, dtype=dtype, device=device)
 
         fresh = partial(_fresh, recipe.origin, made_of)
         place: Any = Held.apply
         made: Deferred = place(make, recipe.origin, fresh, *recipe.leaves) if recipe.recorded else make()
-        made.recipe, made._found, made._watched, made._made_of = recipe, None, False, made_of
+        made.recipe, made.lie, made._found, made._watched, made._made_of = recipe, lie, None, False, made_of
         made.family = Family() if made_of is None else made_of[0].family
         made.family.members.append(weakref.ref(made))
         return made
+
+    def after(
+        self,
+        recipe: Recipe,
+        step: Step,
+        dtype: torch.dtype | None = None,
+        *,
+        lie: Tensor | None = None,
+        shares: bool = False,
+    ) -> Deferred:
+        """What a step makes of these; it lies as an operation on each element leaves it, unless that is said."""
+        recipe = replace(recipe, recorded=recipe.recorded and torch.is_grad_enabled())
+        lie = torch.empty_like(self.lie) if lie is None else lie
+        return Deferred(recipe, dtype or self.dtype, lie, (self, step, shares))
+
+    def sources(self) -> Iterator[Deferred]:
+        """What these were made of, and that of."""
+        made_of = self._made_of
+        while made_of is not None:
+            yield made_of[0]
+            made_of = made_of[0]._made_of
 
     @property
     def certain(self) -> bool:
         """Whether they are what the recipe says, and their gradient concerns nobody."""
         foreign = self.requires_grad and not self.recipe.recorded  # of a function that ran without recording
-        return not (self.family.exposed or self._watched or foreign)
+        return not (self.family.exposed or self.family.watched or foreign)
 
     def logits(self, why: str) -> Tensor:
         """Compute them: what the model would have had."""
@@ -150,22 +192,25 @@ class Deferred(Tensor):
             tally.why = tuple(dict.fromkeys((*tally.why, why)))
             return self.recipe.origin.product()
         source, step, shares = self._made_of
-        return step(source.logits(why) if shares else source._value(why))
+        return step(source.logits(why) if shares or self.family.watched else source._value(why))
 
-    def watch(self) -> None:
-        """Let gradients go by way of these from now on."""
-        self._watched = True
+    def watch(self) -> Tensor:
+        """Let gradients go by way of these from now on, and return where they do."""
+        self.family.watch(self)
+        self._watched = self._watched or self._found is None
+        return self if self._watched or self._found is None else self._found
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer what needs no numbers; compute them for the rest."""
         name, kwargs = getattr(func, "__name__", str(func)), dict(kwargs or {})
-        if name in METADATA or name in WATCHES or func in GETTERS:
-            if name in WATCHES and args[0]._found is None:
-                args[0].watch()
-            if name not in WATCHES or args[0]._watched:
-                with torch._C.DisableTorchFunctionSubclass():
-                    return func(*args, **kwargs)
+        if name in WATCHES or (func == GRADIENT and args[0]._found is not None and not args[0]._watched):
+            args = (args[0].watch() if name in WATCHES else args[0]._found, *args[1:])
+        if name in WATCHES or name in METADATA or func in GETTERS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func is torch.autograd.grad:
+            _check_way(*args)
         first = args[0] if args else kwargs.pop("input", None)
         others = args[1:]
         if name in HANDLERS and isinstance(first, Deferred) and first.certain and not _deferred((others, kwargs)):
@@ -193,7 +238,7 @@ def _fresh(origin: Origin, made_of: tuple[Deferred, Step, bool] | None, leaves: 
 def _computed(func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a function with logits in place of deferred ones, and note where their memory goes."""
     given = list(_all(Deferred, (args, kwargs)))
-    if name == "__setitem__" or "out" in kwargs or _writes(name):
+    if name in HANDS_OUT or "out" in kwargs or kwargs.get("inplace") or _writes(name):
         for one in given:
             one.family.expose(name)
     result = func(*(_seen(a, name) for a in args), **_seen(kwargs, name))
@@ -202,6 +247,22 @@ def _computed(func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, An
         if one._found is not None and one._found.untyped_storage().data_ptr() in memory:
             one.family.expose(name)
     return result
+
+
+def _check_way(outputs: Any, inputs: Any) -> None:
+    """Raise where a gradient is asked for that went past logits.
+
+    Raises:
+        GradientError: It is.
+    """
+    for one in _all(Deferred, inputs):
+        if one.family.taken and not one._watched:
+            raise GradientError(
+                "the gradient of logits whose loss was computed without them (use_readout_loss)",
+                got="torch.autograd.grad(..., logits), or a loss of what was made of them",
+                expected="logits of which it is known, before their loss is taken, that their gradient is wanted",
+                hint="logits.retain_grad() before the loss is taken: it then goes by way of them",
+            )
 
 
 def _writes(name: str) -> bool:
@@ -239,134 +300,7 @@ GETTERS = frozenset(
     getattr(Tensor, name).__get__
     for name in "shape dtype device ndim requires_grad layout is_meta is_cuda grad_fn is_leaf grad _base".split()
 )
+GRADIENT = getattr(Tensor, "grad").__get__  # noqa: B009 # which mypy takes for a tensor
 WATCHES = frozenset("register_hook retain_grad".split())
-
-
-# ---- what is answered without numbers: each returns None where it is not
-
-
-def _after(
-    of: Deferred, recipe: Recipe, step: Step, dtype: torch.dtype | None = None, *, shares: bool = False
-) -> Deferred:
-    recorded = recipe.recorded and torch.is_grad_enabled()
-    return Deferred(replace(recipe, recorded=recorded), dtype or of.dtype, (of, step, shares))
-
-
-def _times(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
-    [factor, *rest] = args or (None,)
-    if rest or kwargs or isinstance(factor, bool) or not isinstance(factor, Real):
-        return None
-    return _after(of, of.recipe.times(float(factor)), lambda t: func(t, factor))
-
-
-def _divided(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
-    [divisor, *rest] = args or (None,)
-    if rest or kwargs or isinstance(divisor, bool) or not isinstance(divisor, Real) or not divisor:
-        return None
-    return _after(of, of.recipe.times(1.0 / float(divisor)), lambda t: func(t, divisor))
-
-
-def _added(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
-    """A bias that the model adds itself, as Bart's and Marian's `final_logits_bias`."""
-    [bias, *rest] = args or (None,)
-    vocab, inner = of.shape[-1], of.recipe.inner
-    if rest or kwargs or not isinstance(bias, Tensor) or not bias.is_floating_point() or of.recipe.outer is not None:
-        return None
-    if vocab == 1 or bias.shape[-1:] != (vocab,) or bias.numel() != vocab or bias.ndim > of.ndim or not inner:
-        return None
-    if bias.requires_grad and torch.is_grad_enabled() and not of.recipe.recorded:
-        return None
-    known, flat = of.recipe.bias, bias.flatten() / inner
-    summed = flat if known is None else known + flat
-    recipe = replace(of.recipe, bias=summed, leaves=(*of.recipe.leaves, bias))
-    return _after(of, recipe, lambda t: func(t, bias), torch.promote_types(of.dtype, bias.dtype))
-
-
-def _capped(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
-    if args or kwargs or of.recipe.outer is not None:
-        return None
-    return _after(of, replace(of.recipe, outer=1.0), func)
-
-
-def _cast(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
-    named = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16}
-    if kwargs or len(args) > 1:
-        return None
-    dtype = named.get(func.__name__, args[0] if args else None)
-    if isinstance(dtype, torch.device) and dtype == of.device:
-        return of
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        return None
-    return _after(of, of.recipe, lambda t: t.to(dtype), dtype)
-
-
-def _same(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
-    return None if args or kwargs else of
-
-
-def _indexed(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
-    """Where tokens are picked and every one of their logits is kept."""
-    [index] = args
-    index = index if isinstance(index, tuple) else (index,)
-    if any(i is None or isinstance(i, (bool, list)) for i in index):
-        return None
-    taken = [i.ndim if isinstance(i, Tensor) and i.dtype == torch.bool else 1 for i in index if i is not Ellipsis]
-    dots = [i for i in index if i is Ellipsis]
-    to_the_end = (bool(dots) and index[-1] is not Ellipsis) or sum(taken) >= of.ndim
-    if to_the_end and not (isinstance(index[-1], slice) and index[-1] == slice(None)):
-        return None
-    recipe = replace(of.recipe, hidden=of.recipe.hidden[index])
-    return _after(of, recipe, lambda t: t[index], shares=True)
-
-
-def _reshaped(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
-    shape = tuple(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else tuple(args)
-    vocab = of.shape[-1]
-    if kwargs or not shape or not all(isinstance(n, int) for n in shape):
-        return None
-    if shape[-1] == -1 and -1 not in shape[:-1]:
-        rest = 1
-        for n in shape[:-1]:
-            rest *= n
-        shape = (*shape[:-1], of.numel() // max(rest, 1))
-    if shape[-1] != vocab:
-        return None
-    hidden = of.recipe.hidden
-    recipe = replace(of.recipe, hidden=hidden.reshape(*shape[:-1], hidden.shape[-1]))
-    return _after(of, recipe, lambda t: t.reshape(shape), shares=True)
-
-
-def _flattened(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
-    start, end = (*args, 0, -1)[:2] if len(args) != 1 else (args[0], -1)
-    start, end = kwargs.get("start_dim", start), kwargs.get("end_dim", end)
-    if of.ndim < 2 or end % of.ndim == of.ndim - 1:
-        return None
-    recipe = replace(of.recipe, hidden=of.recipe.hidden.flatten(start, end))
-    return _after(of, recipe, lambda t: t.flatten(start, end), shares=True)
-
-
-def _cross_entropy(of: Deferred, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
-    given = dict(zip(("target", "weight", "size_average", "ignore_index", "reduce", "reduction"), args, strict=False))
-    given |= kwargs
-    target, outdated = given.pop("target", None), (given.pop("size_average", None), given.pop("reduce", None))
-    if outdated != (None, None) or not isinstance(target, Tensor) or target.is_floating_point():
-        return None
-    if tuple(target.shape) != tuple(of.shape[:-1]) or of.ndim > 2 or not target.numel():
-        return None  # of more than two axes the second, not the last, is the vocabulary; nothing has a sum of 0
-    return of.recipe.loss(target, **given)
-
-
-Handler = Callable[[Deferred, Any, Sequence[Any], dict[str, Any]], Any]
-HANDLERS: dict[str, Handler] = {
-    **dict.fromkeys(("mul", "__mul__", "__rmul__", "multiply"), _times),
-    **dict.fromkeys(("div", "__truediv__", "true_divide", "divide"), _divided),
-    **dict.fromkeys(("add", "__add__"), _added),
-    "tanh": _capped,
-    **dict.fromkeys(("float", "double", "half", "bfloat16", "to", "type"), _cast),
-    "contiguous": _same,
-    "__getitem__": _indexed,
-    **dict.fromkeys(("view", "reshape"), _reshaped),
-    "flatten": _flattened,
-    "cross_entropy": _cross_entropy,
-}
-"""Operations, by name, that leave logits deferred or take their loss."""
+HANDS_OUT = frozenset("__setitem__ numpy __array__ __dlpack__ data_ptr untyped_storage storage _typed_storage".split())
+"""Writes, or lets others write without being heard."""
