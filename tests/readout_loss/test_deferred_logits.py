@@ -63,11 +63,22 @@ def test_logits_lie_in_memory_as_those_of_the_model():
             torch.testing.assert_close(z[mask], plain[mask])  # an IndexError, for it was taken for one of tokens
 
 
-def test_a_factor_that_is_no_number_makes_a_loss_that_is_none():
-    """It was a RangeError of an argument that nobody had given."""
-    model = LM(lambda z: z * float("nan"))
+@pytest.mark.parametrize("where", ["a factor", "the hidden state"])
+def test_what_is_no_number_makes_a_loss_that_is_none(where):
+    """It was an error of an argument that nobody had given; a gradient scaler skips such a step, and goes on."""
+    model = LM(lambda z: z * float("nan") if where == "a factor" else z)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     with use_readout_loss(model, report_of(model)):
-        assert loss_of(model(IDS)).isnan()
+        if where == "the hidden state":
+            model.body.register_forward_hook(lambda _, __, out: out * float("inf"))
+        loss = loss_of(model(IDS))
+        assert loss.isnan()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 2.0
+    assert model.embed.weight.isfinite().all()
 
 
 def other_memory(model):

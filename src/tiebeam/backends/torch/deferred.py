@@ -18,7 +18,7 @@ from torch import Tensor
 from tiebeam.backends.torch.deferred_nodes import Held, Origin, Revealed
 from tiebeam.backends.torch.deferred_steps import HANDLERS, Step
 from tiebeam.blocks.readout_loss.torch.call import readout_loss
-from tiebeam.errors import GradientError
+from tiebeam.errors import GradientError, NotFiniteError
 
 CAP_TOLERANCE = 1e-4  # between a cap that was traced and one that is seen at work
 
@@ -58,7 +58,7 @@ class Recipe:
         return replace(self, outer=self.outer * factor)
 
     def loss(self, targets: Tensor, **options: Any) -> Tensor | None:
-        """The cross entropy, or None where the soft cap is not the one that was traced."""
+        """The cross entropy; None where the soft cap is not the one that was traced, or a number is none."""
         cap, known = None if self.outer is None else abs(self.outer), self.soft_cap
         if (cap is None) != (known is None) or (cap and known and abs(cap - known) > CAP_TOLERANCE * known):
             return None
@@ -67,7 +67,12 @@ class Recipe:
         with torch.set_grad_enabled(self.recorded and torch.is_grad_enabled()), self.origin.precision():
             bias = self.bias if self.bias is None or factor == 1.0 else self.bias * factor
             table = self.origin.table
-            loss: Tensor = readout_loss(self.hidden, table, targets, factor=factor, soft_cap=cap, bias=bias, **options)
+            try:
+                loss: Tensor = readout_loss(
+                    self.hidden, table, targets, factor=factor, soft_cap=cap, bias=bias, **options
+                )
+            except NotFiniteError:
+                return None  # a loss that is none either, which gradient scalers and trainers look for
         self.origin.tally.losses += 1
         return loss
 
@@ -295,7 +300,9 @@ def _seen(given: Any, why: str) -> Any:
     return type(given)([_seen(a, why) for a in given])
 
 
-METADATA = frozenset("size dim stride numel is_floating_point is_complex __len__ get_device ndimension".split())
+METADATA = frozenset(
+    "is_contiguous size dim stride numel is_floating_point is_complex __len__ get_device ndimension".split()
+)
 GETTERS = frozenset(
     getattr(Tensor, name).__get__
     for name in "shape dtype device ndim requires_grad layout is_meta is_cuda grad_fn is_leaf grad _base".split()
