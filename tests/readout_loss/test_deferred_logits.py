@@ -119,6 +119,29 @@ def test_a_checkpoint_that_ends_in_logits_loses_no_gradient(reentrant):
         torch.testing.assert_close(gradients(model, loss_of(logits)), wanted)
 
 
+class Sink(torch.autograd.Function):
+    """As DDP puts it behind what a model returns, when it looks for parameters without a gradient."""
+
+    @staticmethod
+    def forward(ctx, *given):
+        return tuple(t.clone() for t in given)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return grads
+
+
+def test_a_wrapper_that_clones_what_a_model_returns_leaves_its_logits_uncomputed():
+    """DDP with find_unused_parameters computed them in every step."""
+    model = LM()
+    wanted = gradients(model, 2.0 * loss_of(model(IDS)))
+    with use_readout_loss(model, report_of(model)) as in_use:
+        logits = model(IDS)
+        loss, logits = Sink.apply(loss_of(logits), logits)
+        assert in_use.tally.logits == 0
+        torch.testing.assert_close(gradients(model, loss + loss_of(logits)), wanted)
+
+
 def test_a_backward_pass_may_start_at_logits_or_leave_a_gradient_there():
     model = LM()
     plain = model(IDS)

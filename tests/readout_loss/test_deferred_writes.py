@@ -54,6 +54,18 @@ def copied_before_it_was_written(z):
     return z + F.pad(copy_of_it, (0, 0, 0, 4))
 
 
+def cloned_and_written(z):
+    other = z.clone()
+    other[..., 3] = -1e4
+    return z
+
+
+def cloned_before_it_was_written(z):
+    other = z.clone()
+    z.data[..., 3] = -1e4
+    return other
+
+
 def made_before_it_was_rectified(z):
     twice = z * 2
     F.relu(z, inplace=True)
@@ -94,6 +106,8 @@ WRITES = {
     "by another name": looked_at_and_written_by_another_name,
     "a copy": copied_and_written,
     "what was copied before": copied_before_it_was_written,
+    "a clone": cloned_and_written,
+    "what was cloned before": cloned_before_it_was_written,
     "rectified in place": made_before_it_was_rectified,
     "what they were made of": made_of_what_was_written_since,
     "by way of their storage": written(lambda z: torch.empty(0).set_(z.untyped_storage()).view(-1, 31)[:, 3].zero_()),

@@ -80,6 +80,11 @@ def _contiguous(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[st
     return of if of.lie.is_contiguous() else of.after(of.recipe, func, lie=of.lie.contiguous())
 
 
+def _cloned(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
+    """DDP clones what a model returns where it looks for parameters without a gradient."""
+    return None if args or kwargs else of.after(of.recipe, func)
+
+
 def _indexed(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
     """Where tokens are picked and every one of their logits is kept."""
     [given] = args
@@ -148,6 +153,7 @@ HANDLERS: dict[str, Handler] = {
     "tanh": _capped,
     **dict.fromkeys(("float", "double", "half", "bfloat16", "to", "type"), _cast),
     "contiguous": _contiguous,
+    "clone": _cloned,
     "__getitem__": _indexed,
     **dict.fromkeys(("view", "reshape"), _reshaped),
     "flatten": _flattened,
