@@ -66,6 +66,18 @@ def cloned_before_it_was_written(z):
     return other
 
 
+def hooked_after_it_was_cloned(z):
+    twice = z.clone() * 2.0
+    hooked(z, 3.0)
+    return twice
+
+
+def hooked_on_a_clone(z):
+    other = z.clone()
+    hooked(other, 3.0)
+    return z + other * 2.0
+
+
 def made_before_it_was_rectified(z):
     twice = z * 2
     F.relu(z, inplace=True)
@@ -108,6 +120,8 @@ WRITES = {
     "what was copied before": copied_before_it_was_written,
     "a clone": cloned_and_written,
     "what was cloned before": cloned_before_it_was_written,
+    "a hook after it was cloned": hooked_after_it_was_cloned,
+    "a hook on a clone": hooked_on_a_clone,
     "rectified in place": made_before_it_was_rectified,
     "what they were made of": made_of_what_was_written_since,
     "by way of their storage": written(lambda z: torch.empty(0).set_(z.untyped_storage()).view(-1, 31)[:, 3].zero_()),

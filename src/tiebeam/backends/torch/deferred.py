@@ -103,10 +103,17 @@ class Family:
     def watch(self, watched: Deferred) -> None:
         """Let gradients go by way of one of these from now on."""
         self.watched = True
-        if not self.exposed:
-            for member in [of() for of in self.members]:
-                if member is not None and any(source is watched for source in member.sources()):
-                    member._found = None  # by another way
+        for member in [of() for of in self.members]:
+            if member is None or not any(source is watched for source in member.sources()):
+                continue
+            if not member.family.exposed:
+                member._found = None  # by another way
+            if member.family is not self:
+                member.family.watch(watched)
+
+    def leave(self, made: Deferred) -> None:
+        """Let what was made have a memory of its own; it is still computed before what it was made of is written to."""
+        made.family = Family(members=[weakref.ref(made)])
 
 
 class Deferred(Tensor):

@@ -82,7 +82,11 @@ def _contiguous(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[st
 
 def _cloned(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
     """DDP clones what a model returns where it looks for parameters without a gradient."""
-    return None if args or kwargs else of.after(of.recipe, func)
+    if args or kwargs:
+        return None
+    made = of.after(of.recipe, func)
+    of.family.leave(made)
+    return made
 
 
 def _indexed(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
@@ -141,7 +145,8 @@ def _cross_entropy(of: Deferred, func: Any, args: Sequence[Any], kwargs: dict[st
     if tuple(target.shape) != tuple(of.shape[:-1]) or of.ndim > 2 or not target.numel():
         return None  # of more than two axes the second, not the last, is the vocabulary; nothing has a sum of 0
     loss = of.recipe.loss(target, **given)
-    of.family.taken |= loss is not None
+    for one in (of, *of.sources()):
+        one.family.taken |= loss is not None
     return loss
 
 
