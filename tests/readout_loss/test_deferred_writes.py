@@ -95,7 +95,7 @@ def made_of_what_was_written_since(z):
 
 
 def hooked(z, by):
-    if z.requires_grad:
+    if z.grad_fn is not None:  # asked for, or torch crashes where it is to be made anew
         z.register_hook(lambda g: g * by)
 
 
@@ -103,6 +103,34 @@ def hooked_after_it_was_used(z):
     twice = z.view(3, 9, 31) * 2.0
     hooked(z, 3.0)
     return twice
+
+
+def hooked_and_written(z):
+    hooked(z, 3.0)
+    z[..., 3] = -1e4
+    z.mul_(2.0)
+    return z
+
+
+def hooked_on_a_view_that_was_written_since(z):
+    rows = z.view(-1, 31)
+    z[..., 3] = -1e4
+    hooked(rows, 3.0)
+    return rows.view(3, 9, 31)
+
+
+def summed_before_it_was_hooked(z):
+    twice = z * 2.0
+    total = twice.logsumexp(-1, keepdim=True)
+    hooked(z, 3.0)
+    return twice + total.square()
+
+
+def flattened_to_what_they_are(z):
+    rows = z.view(-1, 31)
+    with torch.no_grad():
+        same = rows.flatten(0, 0)
+    return same.view(3, 9, 31)
 
 
 def hooked_after_both_were_looked_at(z):
@@ -126,6 +154,10 @@ WRITES = {
     "what they were made of": made_of_what_was_written_since,
     "by way of their storage": written(lambda z: torch.empty(0).set_(z.untyped_storage()).view(-1, 31)[:, 3].zero_()),
     "a hook after their use": hooked_after_it_was_used,
+    "a hook before a write": hooked_and_written,
+    "a hook on a view that was written": hooked_on_a_view_that_was_written_since,
+    "a hook after a part": summed_before_it_was_hooked,
+    "flattened to what they are": flattened_to_what_they_are,
     "a hook after a look": hooked_after_both_were_looked_at,
     "an item": written(lambda z: z.__setitem__((..., 3), -1e4)),
     "an item of a view": written(lambda z: z.view(-1, 31).__setitem__((slice(None), 3), -1e4)),
@@ -158,8 +190,13 @@ def test_a_gradient_that_went_past_logits_is_refused_with_a_way_to_have_it():
     model = LM()
     with use_readout_loss(model, report_of(model)):
         logits = model(IDS)
-        with pytest.raises(GradientError, match=r"without them(.|\n)*Hint: logits\.retain_grad\(\) before"):
+        with pytest.raises(
+            GradientError, match=r"without them(.|\n)*Hint: logits\.retain_grad\(\), or the hook, before"
+        ):
             torch.autograd.grad(loss_of(logits), logits, allow_unused=True)
+        for late in (lambda: logits.retain_grad(), lambda: logits.register_hook(lambda g: g)):
+            with pytest.raises(GradientError, match="after their loss was taken"):
+                late()
         logits = model(IDS)
         logits.argmax(-1)
         logits.retain_grad()
@@ -170,3 +207,16 @@ def test_a_gradient_that_went_past_logits_is_refused_with_a_way_to_have_it():
     plain = LM()(IDS)
     [want] = torch.autograd.grad(loss_of(plain), plain)
     torch.testing.assert_close([found, logits.grad], [want, want])
+
+
+def test_a_hook_that_is_removed_runs_no_more():
+    model, ran = LM(), []
+    with use_readout_loss(model, report_of(model)):
+        for looked in (False, True):
+            logits = model(IDS)
+            handles = [logits.register_hook(lambda _, name=name: ran.append(name)) for name in ("first", "second")]
+            if looked:
+                logits.argmax(-1)
+            handles[0].remove()
+            loss_of(logits).backward()
+    assert ran == ["second", "second"]

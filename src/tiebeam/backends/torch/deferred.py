@@ -7,7 +7,7 @@ the numbers, so the loss needs none of them. Whatever else is asked of them comp
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiebeam.backends.torch.deferred_nodes import Held, Origin, Revealed
+from tiebeam.backends.torch.deferred_nodes import Held, Origin, Revealed, gone_past
 from tiebeam.backends.torch.deferred_steps import HANDLERS, Step
 from tiebeam.blocks.readout_loss.torch.call import readout_loss
-from tiebeam.errors import GradientError, NotFiniteError
+from tiebeam.errors import NotFiniteError
 
 CAP_TOLERANCE = 1e-4  # between a cap that was traced and one that is seen at work
 
@@ -83,13 +83,11 @@ class Family:
 
     Attributes:
         exposed: Whether their memory is in others' hands, who may write to it: then they are what is there.
-        watched: Whether somebody looks for the gradient of one of them: then it goes by way of what they are made of.
-        taken: Whether a loss was taken without them.
+        watched: Whether somebody looks for the gradient of one of them: then it goes by way of their numbers.
     """
 
     exposed: bool = False
     watched: bool = False
-    taken: bool = False
     members: list[weakref.ref[Deferred]] = field(default_factory=list)
 
     def expose(self, why: str) -> None:
@@ -100,16 +98,10 @@ class Family:
                 if member is not None:
                     member.logits(why)
 
-    def watch(self, watched: Deferred) -> None:
-        """Let gradients go by way of one of these from now on."""
-        self.watched = True
-        for member in [of() for of in self.members]:
-            if member is None or not any(source is watched for source in member.sources()):
-                continue
-            if not member.family.exposed:
-                member._found = None  # by another way
-            if member.family is not self:
-                member.family.watch(watched)
+    def watch(self) -> None:
+        """Let gradients go by way of these from now on."""
+        for family in (self, *(member.family for of in self.members if (member := of()) is not None)):
+            family.watched = True
 
     def leave(self, made: Deferred) -> None:
         """Let what was made have a memory of its own; it is still computed before what it was made of is written to."""
@@ -122,8 +114,9 @@ class Deferred(Tensor):
     recipe: Recipe
     family: Family
     lie: Tensor
+    taken: bool  # a loss, without them
     _found: Tensor | None
-    _watched: bool
+    _watches: list[Callable[[Tensor], None]]
     _made_of: tuple[Deferred, Step, bool] | None
 
     @staticmethod
@@ -151,7 +144,14 @@ class Deferred(Tensor):
         fresh = partial(_fresh, recipe.origin, made_of)
         place: Any = Held.apply
         made: Deferred = place(make, recipe.origin, fresh, *recipe.leaves) if recipe.recorded else make()
-        made.recipe, made.lie, made._found, made._watched, made._made_of = recipe, lie, None, False, made_of
+        made.recipe, made.lie, made._found, made._made_of, made.taken, made._watches = (
+            recipe,
+            lie,
+            None,
+            made_of,
+            False,
+            [],
+        )
         made.family = Family() if made_of is None else made_of[0].family
         made.family.members.append(weakref.ref(made))
         return made
@@ -187,12 +187,12 @@ class Deferred(Tensor):
         """Compute them: what the model would have had."""
         if self._found is None:
             recorded = self.recipe.recorded
-            foreign = self.requires_grad and (self._watched or not recorded)
-            with self.recipe.origin.as_it_was(recorded and not foreign):
-                self._found = self._value(why)
-            if foreign:
-                with torch.inference_mode(False), torch.enable_grad():
-                    self._found = Revealed.apply(self, self._found)  # type: ignore[no-untyped-call]
+            foreign = self.requires_grad and not recorded
+            with self.recipe.origin.as_it_was(recorded or foreign):
+                find = partial(self._value, why)
+                self._found = Revealed.apply(self, find) if foreign else find()  # type: ignore[no-untyped-call]
+            for watch in self._watches:
+                watch(self._found)
         return self._found
 
     def _value(self, why: str) -> Tensor:
@@ -204,25 +204,46 @@ class Deferred(Tensor):
             tally.why = tuple(dict.fromkeys((*tally.why, why)))
             return self.recipe.origin.product()
         source, step, shares = self._made_of
-        return step(source.logits(why) if shares or self.family.watched else source._value(why))
+        return step(source.logits(why) if shares or self.recipe.recorded else source._value(why))
 
-    def watch(self) -> Tensor:
-        """Let gradients go by way of these from now on, and return where they do."""
-        self.family.watch(self)
-        self._watched = self._watched or self._found is None
-        return self if self._watched or self._found is None else self._found
+    def watch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call one of `WATCHES` here and where the numbers are, for a gradient may come by either way.
+
+        Raises:
+            GradientError: It went past them already; a wrapper of torch's own asks when it comes, not what it is.
+        """
+        hook = next(iter((*args, *kwargs.values())), None)
+        if self.taken and not str(getattr(hook, "__module__", "")).startswith("torch."):
+            raise gone_past()
+        with torch._C.DisableTorchFunctionSubclass():
+            handle = func(self, *args, **kwargs)
+        watch = partial(_watch, func, args, kwargs, handle)
+        self.family.watch()
+        self._watches.append(watch)
+        if self._found is not None:
+            watch(self._found)
+        return handle
+
+    def gradient(self) -> Tensor | None:
+        """What `retain_grad` kept."""
+        with torch._C.DisableTorchFunctionSubclass():
+            here: Tensor | None = GRADIENT(self)
+        there = self._found.grad if self._found is not None and self._watches else None
+        return there if here is None else here if there is None else here + there
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer what needs no numbers; compute them for the rest."""
         name, kwargs = getattr(func, "__name__", str(func)), dict(kwargs or {})
-        if name in WATCHES or (func == GRADIENT and args[0]._found is not None and not args[0]._watched):
-            args = (args[0].watch() if name in WATCHES else args[0]._found, *args[1:])
-        if name in WATCHES or name in METADATA or func in GETTERS:
+        if name in WATCHES:
+            return args[0].watch(func, args[1:], kwargs)
+        if func == GRADIENT:
+            return args[0].gradient()
+        if name in METADATA or func in GETTERS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        if func is torch.autograd.grad:
-            _check_way(*args)
+        if func is torch.autograd.grad and any(one.taken for one in _all(Deferred, args[1])):
+            raise gone_past()
         first = args[0] if args else kwargs.pop("input", None)
         others = args[1:]
         if name in HANDLERS and isinstance(first, Deferred) and first.certain and not _deferred((others, kwargs)):
@@ -261,20 +282,15 @@ def _computed(func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, An
     return result
 
 
-def _check_way(outputs: Any, inputs: Any) -> None:
-    """Raise where a gradient is asked for that went past logits.
-
-    Raises:
-        GradientError: It is.
-    """
-    for one in _all(Deferred, inputs):
-        if one.family.taken and not one._watched:
-            raise GradientError(
-                "the gradient of logits whose loss was computed without them (use_readout_loss)",
-                got="torch.autograd.grad(..., logits), or a loss of what was made of them",
-                expected="logits of which it is known, before their loss is taken, that their gradient is wanted",
-                hint="logits.retain_grad() before the loss is taken: it then goes by way of them",
-            )
+def _watch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], handle: Any, found: Tensor) -> None:
+    """Call one of `WATCHES` with computed logits; the handle that was given out removes the hook there too."""
+    if handle is None:
+        func(found, *args, **kwargs)
+    elif found.grad_fn is not None and handle.id in (handle.hooks_dict_ref() or ()):  # torch crashes if none has asked
+        there = func(found, *args, **kwargs)
+        hooks = there.hooks_dict_ref()
+        hooks[handle.id] = hooks.pop(there.id)
+        handle.extra_dict_ref = (*handle.extra_dict_ref, weakref.ref(hooks))
 
 
 def _writes(name: str) -> bool:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tiebeam.errors import InputError
+from tiebeam.errors import GradientError, InputError
 
 
 @dataclass
@@ -153,13 +153,23 @@ class Held(torch.autograd.Function):
 
 
 class Revealed(torch.autograd.Function):
-    """Computed logits whose gradient goes by way of the uncomputed ones, for somebody watches it there."""
+    """Computed logits whose gradient goes by way of uncomputed ones, which a function without recording returned."""
 
     @staticmethod
-    def forward(ctx: Any, made: Tensor, found: Tensor) -> Tensor:
-        """Return `found`."""
-        return found.view_as(found)
+    def forward(ctx: Any, made: Tensor, found: Callable[[], Tensor]) -> Tensor:
+        """Return what `found` does, which nothing else has: so it may be written to."""
+        return found()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         return grad, None
+
+
+def gone_past() -> GradientError:
+    """The error of a gradient that does not come by."""
+    return GradientError(
+        "the gradient of logits whose loss was computed without them (use_readout_loss)",
+        got="torch.autograd.grad(..., logits), retain_grad() or a hook, after their loss was taken",
+        expected="logits of which it is known before that their gradient is wanted",
+        hint="logits.retain_grad(), or the hook, before the loss is taken: it then goes by way of them",
+    )

@@ -130,6 +130,8 @@ def _flattened(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str
 def _laid(of: Deferred, lie: Tensor, step: Step) -> Deferred | None:
     """Where tokens are laid out in another shape, and the last axis is still the vocabulary."""
     hidden = of.recipe.hidden
+    if lie is of.lie:
+        return of
     if not lie.ndim or lie.shape[-1] != of.shape[-1]:
         return None
     recipe = replace(of.recipe, hidden=hidden.reshape(*lie.shape[:-1], hidden.shape[-1]))
@@ -146,7 +148,7 @@ def _cross_entropy(of: Deferred, func: Any, args: Sequence[Any], kwargs: dict[st
         return None  # of more than two axes the second, not the last, is the vocabulary; nothing has a sum of 0
     loss = of.recipe.loss(target, **given)
     for one in (of, *of.sources()):
-        one.family.taken |= loss is not None
+        one.taken |= loss is not None
     return loss
 
 
