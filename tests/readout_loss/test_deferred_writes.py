@@ -1,5 +1,7 @@
 """Logits that are left uncomputed, what is written to them, and who looks for their gradient."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -220,3 +222,15 @@ def test_a_hook_that_is_removed_runs_no_more():
             handles[0].remove()
             loss_of(logits).backward()
     assert ran == ["second", "second"]
+
+
+def test_a_wrapper_of_torch_may_ask_when_a_backward_pass_comes_by():
+    """As FSDP does of what a model returns, its loss among it; a gradient goes past these logits, but not past it."""
+    model = LM()
+    with use_readout_loss(model, report_of(model)) as in_use:
+        logits = model(IDS)
+        loss = loss_of(logits)
+        for out in (loss, logits):
+            out.register_hook(functools.partial(F.relu))
+        loss.backward()
+    assert in_use.tally.logits == 0
