@@ -136,7 +136,7 @@ def dropped_in(rank, mesh):
     for labels in (True, False):
         for options, logits in (({}, 0), ({"find_unused_parameters": True}, 2), ({"static_graph": True}, 1)):
             model = Own(unused=bool(options))
-            check(model, nn.parallel.DistributedDataParallel(model, **options), labels, logits)
+            check(model, nn.parallel.DistributedDataParallel(model, **options), labels, 0 if labels else logits)
         model = Own()
         check(model, fully_shard(model, mesh=mesh, reshard_after_forward=labels), labels, 0 if labels else 2)
     with use_readout_loss(model := fully_shard(Own(), mesh=mesh, reshard_after_forward=True), report):

@@ -6,6 +6,7 @@ import io
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.readout_loss.deferred_kit import IDS, LM, gradients, loss_of, report_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -13,100 +14,6 @@ import tiebeam
 from tiebeam.backends.torch.readout.deferred import Deferred
 from tiebeam.errors import InputError
 from tiebeam.torch import use_readout_loss
-
-IDS = torch.randint(31, (3, 9), generator=torch.Generator().manual_seed(2))
-
-
-def as_it_is(z):
-    return z
-
-
-class LM(nn.Module):
-    """A tied pair with a layer between, whose logits go through `way`."""
-
-    def __init__(self, way=as_it_is):
-        super().__init__()
-        draws = torch.Generator().manual_seed(0)
-        self.embed, self.body, self.head, self.way = (
-            nn.Embedding(31, 8),
-            nn.Linear(8, 8, False),
-            nn.Linear(8, 31, False),
-            way,
-        )
-        with torch.no_grad():
-            for p in (self.embed.weight, self.body.weight):
-                p.normal_(0.0, 0.5, generator=draws)
-        self.head.weight = self.embed.weight
-
-    def forward(self, ids):
-        return self.way(self.head(self.body(self.embed(ids))))
-
-
-def report_of(model):
-    return tiebeam.inspect(LM(), IDS)
-
-
-def loss_of(logits):
-    return F.cross_entropy(logits.flatten(0, 1), IDS.flatten())
-
-
-def gradients(model, loss):
-    model.zero_grad()
-    loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters()}
-
-
-def written(write):
-    def way(z):
-        write(z)
-        return z
-
-    return way
-
-
-def made_before_it_was_written(z):
-    twice = z * 2
-    z[..., 3] = -1e4
-    return twice
-
-
-def looked_at_without_gradients(z):
-    with torch.no_grad():
-        z.argmax(-1)
-    return z + torch.ones(9, 1)
-
-
-def multiplied_without_gradients(z):
-    with torch.no_grad():
-        constant = z * 2.0
-    return z + constant
-
-
-WRITES = {
-    "an item": written(lambda z: z.__setitem__((..., 3), -1e4)),
-    "an item of a view": written(lambda z: z.view(-1, 31).__setitem__((slice(None), 3), -1e4)),
-    "in place": written(lambda z: z.mul_(3.0)),
-    "a mask": written(lambda z: z.masked_fill_(torch.arange(31) % 2 == 0, -9.0)),
-    "clamped": written(lambda z: z.clamp_(max=0.3)),
-    "by way of .data": written(lambda z: z.data.__setitem__((..., 3), -1e4)),
-    "an alias": written(lambda z: z.detach().__setitem__((..., 3), -1e4)),
-    "what was made before": made_before_it_was_written,
-    "looked at without gradients": looked_at_without_gradients,
-    "multiplied without gradients": multiplied_without_gradients,
-    "a hook": written(lambda z: z.register_hook(lambda g: g * 2.0) if z.requires_grad else None),
-}
-
-
-@pytest.mark.parametrize("name", WRITES)
-def test_what_is_written_to_logits_is_in_their_loss(name):
-    """A loss of the logits before they were masked was what came of it."""
-    model = LM(WRITES[name])
-    want = loss_of(model(IDS))
-    wanted = gradients(model, want)
-    with use_readout_loss(model, report_of(model)):
-        found = loss_of(model(IDS))
-        torch.testing.assert_close(found, want)
-        torch.testing.assert_close(gradients(model, found), wanted)
 
 
 def test_logits_that_are_looked_at_later_are_those_of_the_call():
@@ -122,6 +29,71 @@ def test_logits_that_are_looked_at_later_are_those_of_the_call():
         with torch.inference_mode():
             constant = model(IDS)
         assert not loss_of(constant).requires_grad
+
+
+def test_a_layer_that_is_kept_in_float32_under_autocast_keeps_its_loss_there():
+    """Its products were bfloat16: the loss was off by 4e-4, gradients by 1e-3."""
+    model = LM()
+    want = loss_of(model(IDS))
+    wanted = gradients(model, want)
+    with use_readout_loss(model, report_of(model)) as in_use:
+        logits = model(IDS)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = loss_of(logits.float())
+        torch.testing.assert_close(found, want)
+        torch.testing.assert_close(gradients(model, found), wanted)
+    assert in_use.tally.logits == 0
+
+
+def test_logits_lie_in_memory_as_those_of_the_model():
+    model = LM()
+    with use_readout_loss(model, report_of(model)) as in_use:
+        z, plain = model(IDS), LM()(IDS)
+        for way in (
+            lambda z: z[:, :-1],
+            lambda z: z[:, ::2] * 2.0,
+            lambda z: z[1:, 2:].contiguous(),
+            lambda z: z[0, 1],
+        ):
+            assert way(z).stride() == way(plain).stride()
+        with pytest.raises(RuntimeError, match="not compatible with input tensor's size and stride"):
+            z[:, :-1].view(-1, 31)
+        assert in_use.tally.logits == 0
+        for mask in (plain > 0, (plain > 0).numpy()):
+            torch.testing.assert_close(z[mask], plain[mask])  # an IndexError, for it was taken for one of tokens
+
+
+@pytest.mark.parametrize("where", ["a factor", "the hidden state"])
+def test_what_is_no_number_makes_a_loss_that_is_none(where):
+    """It was an error of an argument that nobody had given; a gradient scaler skips such a step, and goes on."""
+    model = LM(lambda z: z * float("nan") if where == "a factor" else z)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with use_readout_loss(model, report_of(model)):
+        if where == "the hidden state":
+            model.body.register_forward_hook(lambda _, __, out: out * float("inf"))
+        loss = loss_of(model(IDS))
+        assert loss.isnan()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 2.0
+    assert model.embed.weight.isfinite().all()
+
+
+def other_memory(model):
+    nn.utils.vector_to_parameters(2.0 * nn.utils.parameters_to_vector(model.parameters()), model.parameters())
+
+
+def test_logits_are_not_computed_of_weights_that_lie_elsewhere_by_now():
+    """They were those of the new weights."""
+    model = LM()
+    with use_readout_loss(model, report_of(model)):
+        for look in (lambda z: z.argmax(-1), loss_of):
+            logits = model(IDS)
+            other_memory(model)
+            with pytest.raises(InputError, match="looked at too late"):
+                look(logits)
 
 
 def test_logits_are_not_computed_of_weights_that_are_others_by_now():
@@ -145,6 +117,29 @@ def test_a_checkpoint_that_ends_in_logits_loses_no_gradient(reentrant):
         start = torch.zeros(3, 9, 8, requires_grad=True)
         logits = checkpoint(lambda x: model.head(model.body(model.embed(IDS) + x)), start, use_reentrant=reentrant)
         torch.testing.assert_close(gradients(model, loss_of(logits)), wanted)
+
+
+class Sink(torch.autograd.Function):
+    """As DDP puts it behind what a model returns, when it looks for parameters without a gradient."""
+
+    @staticmethod
+    def forward(ctx, *given):
+        return tuple(t.clone() for t in given)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return grads
+
+
+def test_a_wrapper_that_clones_what_a_model_returns_leaves_its_logits_uncomputed():
+    """DDP with find_unused_parameters computed them in every step."""
+    model = LM()
+    wanted = gradients(model, 2.0 * loss_of(model(IDS)))
+    with use_readout_loss(model, report_of(model)) as in_use:
+        logits = model(IDS)
+        loss, logits = Sink.apply(loss_of(logits), logits)
+        assert in_use.tally.logits == 0
+        torch.testing.assert_close(gradients(model, loss + loss_of(logits)), wanted)
 
 
 def test_a_backward_pass_may_start_at_logits_or_leave_a_gradient_there():
@@ -222,6 +217,38 @@ def test_a_report_of_a_model_in_use_is_that_of_the_model():
     with use_readout_loss(model, report):
         assert tiebeam.inspect(model, IDS).to_dict()["tables"] == tiebeam.inspect(LM(), IDS).to_dict()["tables"]
         assert tiebeam.measure(model, IDS).initial_loss == tiebeam.measure(LM(), IDS).initial_loss
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace.* is deprecated:DeprecationWarning")
+def test_a_trace_holds_the_model_as_it_was():
+    """It ended in an AttributeError."""
+    model = LM()
+    with use_readout_loss(model, report_of(model)):
+        traced = torch.jit.trace(model, IDS)
+    assert torch.equal(traced(IDS.roll(1)), LM()(IDS.roll(1)))
+
+
+def test_a_model_without_numbers_computes_none():
+    model = LM().to("meta")
+    model.head.weight = model.embed.weight
+    with use_readout_loss(model, report_of(model)):
+        logits = model(IDS.to("meta"))
+        assert (type(logits), logits.shape, logits.is_meta) == (torch.Tensor, (3, 9, 31), True)
+
+
+def test_a_copy_on_another_device_is_refused_with_what_to_do_instead():
+    """As `nn.DataParallel` makes them: its head would have read the table of the model itself."""
+    model = LM()
+    with use_readout_loss(model, report_of(model)):
+        replica = model.head._replicate_for_data_parallel()
+        with pytest.raises(InputError, match=r"on another device(.|\n)*Hint: DistributedDataParallel"):
+            replica(torch.ones(1, 8, device="meta"))
+        own = model.head.forward
+        del model.head.forward
+        model.head.forward = lambda hidden: F.linear(hidden.cpu(), model.head.weight) if hidden.is_cpu else "theirs"
+        with use_readout_loss(model, report_of(model)):
+            assert model.head(torch.ones(1, 8, device="meta")) == "theirs"
+        model.head.forward = own
 
 
 def test_a_functional_call_reads_the_weights_it_is_given():

@@ -108,6 +108,18 @@ def test_what_is_ignored_may_be_read_at_any_id():
     readout_loss(HIDDEN, TABLE, at(-100, 0, 0), ids=pad, returns="stats")
 
 
+def test_what_is_ignored_may_be_no_number():
+    """The padding of a batch that attends to nothing: its cross entropy is that of the other tokens."""
+    hidden, table = spoiled(HIDDEN, torch.nan, 0, 0).requires_grad_(), TABLE.clone().requires_grad_()
+    targets = at(-100, 0, 0)
+    loss = readout_loss(hidden, table, targets)
+    loss.backward()
+    want = torch.nn.functional.cross_entropy((HIDDEN @ TABLE.T).flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(loss, want)
+    assert table.grad.isfinite().all()
+    assert not hidden.grad[0, 0].any()
+
+
 def test_a_block_names_the_stream_that_it_takes():
     block = TiedEmbedding(7, 4)
     with pytest.raises(ShapeError, match=r"the readout of TiedEmbedding takes the stream"):

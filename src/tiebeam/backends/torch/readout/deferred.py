@@ -10,16 +10,16 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tiebeam.backends.torch.readout.nodes import Held, Origin, Revealed
+from tiebeam.backends.torch.readout.nodes import Held, Origin, Revealed, gone_past
+from tiebeam.backends.torch.readout.steps import HANDLERS, Step
 from tiebeam.blocks.readout_loss.torch.call import readout_loss
+from tiebeam.errors import NotFiniteError
 
-Step = Callable[[Tensor], Tensor]
 CAP_TOLERANCE = 1e-4  # between a cap that was traced and one that is seen at work
 
 
@@ -58,16 +58,21 @@ class Recipe:
         return replace(self, outer=self.outer * factor)
 
     def loss(self, targets: Tensor, **options: Any) -> Tensor | None:
-        """The cross entropy, or None where the soft cap is not the one that was traced."""
+        """The cross entropy; None where the soft cap is not the one that was traced, or a number is none."""
         cap, known = None if self.outer is None else abs(self.outer), self.soft_cap
         if (cap is None) != (known is None) or (cap and known and abs(cap - known) > CAP_TOLERANCE * known):
             return None
         self.origin.check()
         factor = self.inner * (1.0 if self.outer is None else self.outer)
-        with torch.set_grad_enabled(self.recorded and torch.is_grad_enabled()):
+        with torch.set_grad_enabled(self.recorded and torch.is_grad_enabled()), self.origin.precision():
             bias = self.bias if self.bias is None or factor == 1.0 else self.bias * factor
             table = self.origin.table
-            loss: Tensor = readout_loss(self.hidden, table, targets, factor=factor, soft_cap=cap, bias=bias, **options)
+            try:
+                loss: Tensor = readout_loss(
+                    self.hidden, table, targets, factor=factor, soft_cap=cap, bias=bias, **options
+                )
+            except NotFiniteError:
+                return None  # a loss that is none either, which gradient scalers and trainers look for
         self.origin.tally.losses += 1
         return loss
 
@@ -78,9 +83,11 @@ class Family:
 
     Attributes:
         exposed: Whether their memory is in others' hands, who may write to it: then they are what is there.
+        watched: Whether somebody looks for the gradient of one of them: then it goes by way of their numbers.
     """
 
     exposed: bool = False
+    watched: bool = False
     members: list[weakref.ref[Deferred]] = field(default_factory=list)
 
     def expose(self, why: str) -> None:
@@ -91,54 +98,101 @@ class Family:
                 if member is not None:
                     member.logits(why)
 
+    def watch(self) -> None:
+        """Let gradients go by way of these from now on."""
+        for family in (self, *(member.family for of in self.members if (member := of()) is not None)):
+            family.watched = True
+
+    def leave(self, made: Deferred) -> None:
+        """Let what was made have a memory of its own; it is still computed before what it was made of is written to."""
+        made.family = Family(members=[weakref.ref(made)])
+
 
 class Deferred(Tensor):
     """Logits of some shape and dtype without their numbers."""
 
     recipe: Recipe
     family: Family
+    lie: Tensor
+    taken: bool  # a loss, without them
     _found: Tensor | None
-    _watched: bool
+    _watches: list[Callable[[Tensor], None]]
     _made_of: tuple[Deferred, Step, bool] | None
 
     @staticmethod
     def __new__(
-        cls, recipe: Recipe, dtype: torch.dtype, made_of: tuple[Deferred, Step, bool] | None = None
+        cls,
+        recipe: Recipe,
+        dtype: torch.dtype,
+        lie: Tensor | None = None,
+        made_of: tuple[Deferred, Step, bool] | None = None,
     ) -> Deferred:
         """Return the logits of a recipe.
 
         Args:
+            lie: Their shape and strides, as a tensor without numbers.
             made_of: What they were made of, how, and whether that shares memory.
         """
-        shape, device = (*recipe.hidden.shape[:-1], recipe.origin.table.shape[0]), recipe.hidden.device
+        device = recipe.hidden.device
+        if lie is None:
+            lie = torch.empty((*recipe.hidden.shape[:-1], recipe.origin.table.shape[0]), device="meta")
+        shape, strides = lie.shape, lie.stride()
 
         def make() -> Any:
-            return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+            return torch.Tensor._make_wrapper_subclass(cls, shape, strides, dtype=dtype, device=device)
 
         fresh = partial(_fresh, recipe.origin, made_of)
         place: Any = Held.apply
         made: Deferred = place(make, recipe.origin, fresh, *recipe.leaves) if recipe.recorded else make()
-        made.recipe, made._found, made._watched, made._made_of = recipe, None, False, made_of
+        made.recipe, made.lie, made._found, made._made_of, made.taken, made._watches = (
+            recipe,
+            lie,
+            None,
+            made_of,
+            False,
+            [],
+        )
         made.family = Family() if made_of is None else made_of[0].family
         made.family.members.append(weakref.ref(made))
         return made
+
+    def after(
+        self,
+        recipe: Recipe,
+        step: Step,
+        dtype: torch.dtype | None = None,
+        *,
+        lie: Tensor | None = None,
+        shares: bool = False,
+    ) -> Deferred:
+        """What a step makes of these; it lies as an operation on each element leaves it, unless that is said."""
+        recipe = replace(recipe, recorded=recipe.recorded and torch.is_grad_enabled())
+        lie = torch.empty_like(self.lie) if lie is None else lie
+        return Deferred(recipe, dtype or self.dtype, lie, (self, step, shares))
+
+    def sources(self) -> Iterator[Deferred]:
+        """What these were made of, and that of."""
+        made_of = self._made_of
+        while made_of is not None:
+            yield made_of[0]
+            made_of = made_of[0]._made_of
 
     @property
     def certain(self) -> bool:
         """Whether they are what the recipe says, and their gradient concerns nobody."""
         foreign = self.requires_grad and not self.recipe.recorded  # of a function that ran without recording
-        return not (self.family.exposed or self._watched or foreign)
+        return not (self.family.exposed or self.family.watched or foreign)
 
     def logits(self, why: str) -> Tensor:
         """Compute them: what the model would have had."""
         if self._found is None:
             recorded = self.recipe.recorded
-            foreign = self.requires_grad and (self._watched or not recorded)
-            with self.recipe.origin.as_it_was(recorded and not foreign):
-                self._found = self._value(why)
-            if foreign:
-                with torch.inference_mode(False), torch.enable_grad():
-                    self._found = Revealed.apply(self, self._found)  # type: ignore[no-untyped-call]
+            foreign = self.requires_grad and not recorded
+            with self.recipe.origin.as_it_was(recorded or foreign):
+                find = partial(self._value, why)
+                self._found = Revealed.apply(self, find) if foreign else find()  # type: ignore[no-untyped-call]
+            for watch in self._watches:
+                watch(self._found)
         return self._found
 
     def _value(self, why: str) -> Tensor:
@@ -150,22 +204,48 @@ class Deferred(Tensor):
             tally.why = tuple(dict.fromkeys((*tally.why, why)))
             return self.recipe.origin.product()
         source, step, shares = self._made_of
-        return step(source.logits(why) if shares else source._value(why))
+        return step(source.logits(why) if shares or self.recipe.recorded else source._value(why))
 
-    def watch(self) -> None:
-        """Let gradients go by way of these from now on."""
-        self._watched = True
+    def watch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call one of `WATCHES` here and where the numbers are, for a gradient may come by either way.
+
+        Raises:
+            GradientError: It went past them already; a wrapper of torch's own asks when it comes, not what it is.
+        """
+        hook = next(iter((*args, *kwargs.values())), None)
+        while isinstance(hook, partial):
+            hook = hook.func
+        if self.taken and not str(getattr(hook, "__module__", "")).startswith("torch."):
+            raise gone_past()
+        with torch._C.DisableTorchFunctionSubclass():
+            handle = func(self, *args, **kwargs)
+        watch = partial(_watch, func, args, kwargs, handle)
+        self.family.watch()
+        self._watches.append(watch)
+        if self._found is not None:
+            watch(self._found)
+        return handle
+
+    def gradient(self) -> Tensor | None:
+        """What `retain_grad` kept."""
+        with torch._C.DisableTorchFunctionSubclass():
+            here: Tensor | None = GRADIENT(self)
+        there = self._found.grad if self._found is not None and self._watches else None
+        return there if here is None else here if there is None else here + there
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer what needs no numbers; compute them for the rest."""
         name, kwargs = getattr(func, "__name__", str(func)), dict(kwargs or {})
-        if name in METADATA or name in WATCHES or func in GETTERS:
-            if name in WATCHES and args[0]._found is None:
-                args[0].watch()
-            if name not in WATCHES or args[0]._watched:
-                with torch._C.DisableTorchFunctionSubclass():
-                    return func(*args, **kwargs)
+        if name in WATCHES:
+            return args[0].watch(func, args[1:], kwargs)
+        if func == GRADIENT:
+            return args[0].gradient()
+        if name in METADATA or func in GETTERS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func is torch.autograd.grad and any(one.taken for one in _all(Deferred, args[1])):
+            raise gone_past()
         first = args[0] if args else kwargs.pop("input", None)
         others = args[1:]
         if name in HANDLERS and isinstance(first, Deferred) and first.certain and not _deferred((others, kwargs)):
@@ -193,7 +273,7 @@ def _fresh(origin: Origin, made_of: tuple[Deferred, Step, bool] | None, leaves: 
 def _computed(func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a function with logits in place of deferred ones, and note where their memory goes."""
     given = list(_all(Deferred, (args, kwargs)))
-    if name == "__setitem__" or "out" in kwargs or _writes(name):
+    if name in HANDS_OUT or "out" in kwargs or kwargs.get("inplace") or _writes(name):
         for one in given:
             one.family.expose(name)
     result = func(*(_seen(a, name) for a in args), **_seen(kwargs, name))
@@ -202,6 +282,17 @@ def _computed(func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, An
         if one._found is not None and one._found.untyped_storage().data_ptr() in memory:
             one.family.expose(name)
     return result
+
+
+def _watch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], handle: Any, found: Tensor) -> None:
+    """Call one of `WATCHES` with computed logits; the handle that was given out removes the hook there too."""
+    if handle is None:
+        func(found, *args, **kwargs)
+    elif found.grad_fn is not None and handle.id in (handle.hooks_dict_ref() or ()):  # torch crashes if none has asked
+        there = func(found, *args, **kwargs)
+        hooks = there.hooks_dict_ref()
+        hooks[handle.id] = hooks.pop(there.id)
+        handle.extra_dict_ref = (*handle.extra_dict_ref, weakref.ref(hooks))
 
 
 def _writes(name: str) -> bool:
@@ -234,139 +325,14 @@ def _seen(given: Any, why: str) -> Any:
     return type(given)([_seen(a, why) for a in given])
 
 
-METADATA = frozenset("size dim stride numel is_floating_point is_complex __len__ get_device ndimension".split())
+METADATA = frozenset(
+    "is_contiguous size dim stride numel is_floating_point is_complex __len__ get_device ndimension".split()
+)
 GETTERS = frozenset(
     getattr(Tensor, name).__get__
     for name in "shape dtype device ndim requires_grad layout is_meta is_cuda grad_fn is_leaf grad _base".split()
 )
+GRADIENT = getattr(Tensor, "grad").__get__  # noqa: B009 # which mypy takes for a tensor
 WATCHES = frozenset("register_hook retain_grad".split())
-
-
-# ---- what is answered without numbers: each returns None where it is not
-
-
-def _after(
-    of: Deferred, recipe: Recipe, step: Step, dtype: torch.dtype | None = None, *, shares: bool = False
-) -> Deferred:
-    recorded = recipe.recorded and torch.is_grad_enabled()
-    return Deferred(replace(recipe, recorded=recorded), dtype or of.dtype, (of, step, shares))
-
-
-def _times(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
-    [factor, *rest] = args or (None,)
-    if rest or kwargs or isinstance(factor, bool) or not isinstance(factor, Real):
-        return None
-    return _after(of, of.recipe.times(float(factor)), lambda t: func(t, factor))
-
-
-def _divided(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
-    [divisor, *rest] = args or (None,)
-    if rest or kwargs or isinstance(divisor, bool) or not isinstance(divisor, Real) or not divisor:
-        return None
-    return _after(of, of.recipe.times(1.0 / float(divisor)), lambda t: func(t, divisor))
-
-
-def _added(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
-    """A bias that the model adds itself, as Bart's and Marian's `final_logits_bias`."""
-    [bias, *rest] = args or (None,)
-    vocab, inner = of.shape[-1], of.recipe.inner
-    if rest or kwargs or not isinstance(bias, Tensor) or not bias.is_floating_point() or of.recipe.outer is not None:
-        return None
-    if vocab == 1 or bias.shape[-1:] != (vocab,) or bias.numel() != vocab or bias.ndim > of.ndim or not inner:
-        return None
-    if bias.requires_grad and torch.is_grad_enabled() and not of.recipe.recorded:
-        return None
-    known, flat = of.recipe.bias, bias.flatten() / inner
-    summed = flat if known is None else known + flat
-    recipe = replace(of.recipe, bias=summed, leaves=(*of.recipe.leaves, bias))
-    return _after(of, recipe, lambda t: func(t, bias), torch.promote_types(of.dtype, bias.dtype))
-
-
-def _capped(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
-    if args or kwargs or of.recipe.outer is not None:
-        return None
-    return _after(of, replace(of.recipe, outer=1.0), func)
-
-
-def _cast(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
-    named = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16}
-    if kwargs or len(args) > 1:
-        return None
-    dtype = named.get(func.__name__, args[0] if args else None)
-    if isinstance(dtype, torch.device) and dtype == of.device:
-        return of
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        return None
-    return _after(of, of.recipe, lambda t: t.to(dtype), dtype)
-
-
-def _same(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
-    return None if args or kwargs else of
-
-
-def _indexed(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
-    """Where tokens are picked and every one of their logits is kept."""
-    [index] = args
-    index = index if isinstance(index, tuple) else (index,)
-    if any(i is None or isinstance(i, (bool, list)) for i in index):
-        return None
-    taken = [i.ndim if isinstance(i, Tensor) and i.dtype == torch.bool else 1 for i in index if i is not Ellipsis]
-    dots = [i for i in index if i is Ellipsis]
-    to_the_end = (bool(dots) and index[-1] is not Ellipsis) or sum(taken) >= of.ndim
-    if to_the_end and not (isinstance(index[-1], slice) and index[-1] == slice(None)):
-        return None
-    recipe = replace(of.recipe, hidden=of.recipe.hidden[index])
-    return _after(of, recipe, lambda t: t[index], shares=True)
-
-
-def _reshaped(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
-    shape = tuple(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else tuple(args)
-    vocab = of.shape[-1]
-    if kwargs or not shape or not all(isinstance(n, int) for n in shape):
-        return None
-    if shape[-1] == -1 and -1 not in shape[:-1]:
-        rest = 1
-        for n in shape[:-1]:
-            rest *= n
-        shape = (*shape[:-1], of.numel() // max(rest, 1))
-    if shape[-1] != vocab:
-        return None
-    hidden = of.recipe.hidden
-    recipe = replace(of.recipe, hidden=hidden.reshape(*shape[:-1], hidden.shape[-1]))
-    return _after(of, recipe, lambda t: t.reshape(shape), shares=True)
-
-
-def _flattened(of: Deferred, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Deferred | None:
-    start, end = (*args, 0, -1)[:2] if len(args) != 1 else (args[0], -1)
-    start, end = kwargs.get("start_dim", start), kwargs.get("end_dim", end)
-    if of.ndim < 2 or end % of.ndim == of.ndim - 1:
-        return None
-    recipe = replace(of.recipe, hidden=of.recipe.hidden.flatten(start, end))
-    return _after(of, recipe, lambda t: t.flatten(start, end), shares=True)
-
-
-def _cross_entropy(of: Deferred, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
-    given = dict(zip(("target", "weight", "size_average", "ignore_index", "reduce", "reduction"), args, strict=False))
-    given |= kwargs
-    target, outdated = given.pop("target", None), (given.pop("size_average", None), given.pop("reduce", None))
-    if outdated != (None, None) or not isinstance(target, Tensor) or target.is_floating_point():
-        return None
-    if tuple(target.shape) != tuple(of.shape[:-1]) or of.ndim > 2 or not target.numel():
-        return None  # of more than two axes the second, not the last, is the vocabulary; nothing has a sum of 0
-    return of.recipe.loss(target, **given)
-
-
-Handler = Callable[[Deferred, Any, Sequence[Any], dict[str, Any]], Any]
-HANDLERS: dict[str, Handler] = {
-    **dict.fromkeys(("mul", "__mul__", "__rmul__", "multiply"), _times),
-    **dict.fromkeys(("div", "__truediv__", "true_divide", "divide"), _divided),
-    **dict.fromkeys(("add", "__add__"), _added),
-    "tanh": _capped,
-    **dict.fromkeys(("float", "double", "half", "bfloat16", "to", "type"), _cast),
-    "contiguous": _same,
-    "__getitem__": _indexed,
-    **dict.fromkeys(("view", "reshape"), _reshaped),
-    "flatten": _flattened,
-    "cross_entropy": _cross_entropy,
-}
-"""Operations, by name, that leave logits deferred or take their loss."""
+HANDS_OUT = frozenset("__setitem__ numpy __array__ __dlpack__ data_ptr untyped_storage storage _typed_storage".split())
+"""Writes, or lets others write without being heard."""

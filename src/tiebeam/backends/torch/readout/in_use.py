@@ -61,10 +61,20 @@ class _Deferring:
         if (
             not self.active
             or torch.compiler.is_compiling()
+            or torch._C._get_tracing_state() is not None
             or in_sight()
             or not _plain(hidden, module.weight, module.bias)
         ):
             return forward(hidden)
+        if hidden.device != module.weight.device:
+            if self.before is not None:
+                return forward(hidden)  # which may bring them together
+            raise InputError(
+                "logits that use_readout_loss leaves uncomputed, in a copy of the model on another device",
+                got=f"a hidden state on {hidden.device}, the table on {module.weight.device}",
+                expected="one device: a copy that nn.DataParallel makes for each pass reads the model's own table",
+                hint="DistributedDataParallel, one process for each device; or CUDA_VISIBLE_DEVICES=0",
+            )
         origin = Origin.of(module, forward, hidden, self.tally)
         return Deferred(Recipe.of(origin, self.soft_cap), origin.dtype)
 
@@ -102,11 +112,12 @@ def _as_it_is(forward: Any) -> Any:
 
 
 def _plain(hidden: Tensor, *weights: Tensor | None) -> bool:
-    """Whether tensors are where they are read, and no transform is at work on them."""
+    """Whether tensors have numbers of this process, and no transform is at work on them."""
     there = [t for t in weights if t is not None]
-    if torch._C._functorch.maybe_current_level() is not None or is_sharded(hidden) or any(map(is_sharded, there)):
+    if torch._C._functorch.maybe_current_level() is not None:
         return False
-    return all(t.device == hidden.device for t in there)
+    meta = hidden.is_meta and all(t.is_meta for t in there)
+    return not (meta or any(map(is_sharded, (hidden, *there))))
 
 
 def use_readout_loss(model: nn.Module, report: Report) -> ReadoutLossInUse:

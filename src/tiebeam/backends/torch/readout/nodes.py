@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tiebeam.errors import InputError
+from tiebeam.errors import GradientError, InputError
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Origin:
         forward: The layer's own, or what somebody else had put in its place.
         recorded: Whether gradients were.
         autocast: Whether it was on, and its dtype.
-        versions: How often each tensor had been written to.
+        versions: How often each tensor had been written to, and its memory.
     """
 
     module: nn.Linear
@@ -48,7 +48,7 @@ class Origin:
     tally: Tally
     recorded: bool
     autocast: tuple[bool, torch.dtype]
-    versions: tuple[int, ...] = field(default=())
+    versions: tuple[tuple[int, int], ...] = field(default=())
 
     @classmethod
     def of(cls, module: nn.Linear, forward: Callable[[Tensor], Tensor], hidden: Tensor, tally: Tally) -> Origin:
@@ -67,9 +67,9 @@ class Origin:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the logits."""
+        """Of the logits; float64 is left alone by autocast."""
         on, dtype = self.autocast
-        return dtype if on else self.hidden.dtype
+        return dtype if on and self.hidden.dtype != torch.float64 else self.hidden.dtype
 
     def check(self) -> None:
         """Raise where what the logits are computed from is no longer there.
@@ -112,13 +112,17 @@ class Origin:
     @contextmanager
     def as_it_was(self, recorded: bool) -> Iterator[None]:
         """The conditions of the call; gradients as said."""
-        on, dtype = self.autocast
-        device = self.hidden.device.type
-        with torch.inference_mode(False), torch.set_grad_enabled(recorded), torch.autocast(device, dtype, enabled=on):
+        with torch.inference_mode(False), torch.set_grad_enabled(recorded), self.precision():
             yield
 
-    def _versions(self) -> tuple[int, ...]:
-        return tuple(0 if t.is_inference() else t._version for t in self.leaves)
+    def precision(self) -> torch.autocast:
+        """Autocast as it was: a layer that a model keeps in float32 is, and its loss with it."""
+        on, dtype = self.autocast
+        return torch.autocast(self.hidden.device.type, dtype, enabled=on)
+
+    def _versions(self) -> tuple[tuple[int, int], ...]:
+        """How often each was written to, and which memory it has: `t.data = ...` gives it another."""
+        return tuple((0 if t.is_inference() else t._version, t.untyped_storage()._cdata) for t in self.leaves)
 
 
 class Held(torch.autograd.Function):
@@ -149,13 +153,23 @@ class Held(torch.autograd.Function):
 
 
 class Revealed(torch.autograd.Function):
-    """Computed logits whose gradient goes by way of the uncomputed ones, for somebody watches it there."""
+    """Computed logits whose gradient goes by way of uncomputed ones, which a function without recording returned."""
 
     @staticmethod
-    def forward(ctx: Any, made: Tensor, found: Tensor) -> Tensor:
-        """Return `found`."""
-        return found.view_as(found)
+    def forward(ctx: Any, made: Tensor, found: Callable[[], Tensor]) -> Tensor:
+        """Return what `found` does, which nothing else has: so it may be written to."""
+        return found()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         return grad, None
+
+
+def gone_past() -> GradientError:
+    """The error of a gradient that does not come by."""
+    return GradientError(
+        "the gradient of logits whose loss was computed without them (use_readout_loss)",
+        got="torch.autograd.grad(..., logits), retain_grad() or a hook, after their loss was taken",
+        expected="logits of which it is known before that their gradient is wanted",
+        hint="logits.retain_grad(), or the hook, before the loss is taken: it then goes by way of them",
+    )

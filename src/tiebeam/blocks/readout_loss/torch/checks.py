@@ -52,18 +52,24 @@ def check_kinds(hidden: Tensor, table: Tensor, ids: dict[str, Tensor], more: dic
             )
 
 
-def check_numbers(tensors: dict[str, Tensor]) -> None:
+def check_numbers(tensors: dict[str, Tensor], counted: Tensor) -> None:
     """Raise where one of some tensors holds NaN or infinity.
 
-    What is held in float16 may: that is how a gradient scaler notices that its scale is too large.
+    What is held in float16 may: that is how a gradient scaler notices that its scale is too large. So may the hidden
+    state of a token that does not count, as that of padding, which attended to nothing.
+
+    Args:
+        counted: (tokens,).
 
     Raises:
         InputError: It does.
     """
     for name, t in tensors.items():
         if t.dtype != torch.float16 and t.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(t))).all()):
-            first = (~torch.isfinite(t)).nonzero()[0]
-            raise say.not_finite(name, tuple(first.tolist()))
+            bad = ~torch.isfinite(t)
+            bad = bad & counted.unsqueeze(-1) if name == "hidden" else bad
+            if bool(bad.any()):
+                raise say.not_finite(name, tuple(bad.nonzero()[0].tolist()))
 
 
 def check_ids(name: str, ids: Tensor, counted: Tensor, shape: list[int], vocab: int) -> None:

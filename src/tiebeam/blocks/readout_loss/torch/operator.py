@@ -184,7 +184,7 @@ def _refuse(named: dict[str, Tensor | None], ids: dict[str, Tensor | None], coun
     """Raise what is wrong with the numbers, in every process that shares the table."""
     error = None
     try:
-        check_numbers({name: t for name, t in named.items() if t is not None})
+        check_numbers({name: t for name, t in named.items() if t is not None}, counted)
         for name, t in ids.items():
             if t is not None:
                 check_ids(name, t, counted, numbers.shape, numbers.vocab)

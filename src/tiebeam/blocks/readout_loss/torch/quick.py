@@ -75,8 +75,8 @@ class _Targets:
     def __init__(self, tokens: Tokens, table: Table) -> None:
         count, rows = len(table.rows), table.blocks.rows
         ids, self.tokens = (tokens.targets - table.first).sort()
-        ends = torch.arange(0, count + rows, rows).clamp_(max=count)  # of pieces, and where the first begins
-        self.bounds = torch.searchsorted(ids, ends).tolist()
+        ends = torch.arange(0, count + rows, rows, device=ids.device)  # of pieces, and where the first begins
+        self.bounds = torch.searchsorted(ids, ends.clamp_(max=count)).tolist()
         last = (count - 1) // rows * rows
         self.places = self.tokens * rows + ids % rows
         at = self.bounds[-2] if count else 0
