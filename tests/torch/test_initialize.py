@@ -244,11 +244,23 @@ class Shards(nn.Module):
 def test_logits_that_are_not_at_one_are_not_called_settled_whatever_the_formula_says() -> None:
     torch.manual_seed(0)
     model = Shards()
-    report = tiebeam.initialize(model, IDS)
+    report = tiebeam.initialize(model, IDS, mode="analytic")
     std = model(IDS).std().item()
     assert std > 1.3
     assert [done.settled for done in report.init] == [False, False]
     assert "not-settled" in {f.code for f in report.findings}
+
+
+def test_where_the_logits_contradict_the_structure_auto_goes_by_the_logits() -> None:
+    torch.manual_seed(0)
+    model = Shards()
+    report = tiebeam.initialize(model, IDS)
+    assert [(done.mode, done.settled) for done in report.init] == [("empirical", True)] * 2
+    assert 0.95 < model(IDS).std().item() < 1.05
+    assert not {f.code for f in report.findings} & {"not-settled", "adapter-on-readout"}
+    once = [half.weight.detach().clone() for half in model.halves]
+    tiebeam.initialize(model, IDS)
+    assert all(torch.equal(half.weight, was) for half, was in zip(model.halves, once, strict=True))
 
 
 class Candidates(Model):

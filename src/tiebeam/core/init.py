@@ -25,6 +25,7 @@ class TablePlan:
         std: Std to write first. It depends on the structure alone, never on the present values: writing
             twice equals writing once.
         linear: The logit std is proportional to the table's std, so that one measurement settles it.
+        measurable: An analytic plan goes by the logits where they contradict it.
     """
 
     table: Table
@@ -33,6 +34,7 @@ class TablePlan:
     std: float
     linear: bool
     biases: tuple[str, ...]
+    measurable: bool = False
 
 
 def plan_init(
@@ -78,6 +80,7 @@ def plan_init(
                 std=_start(t, known),
                 linear=all(r.normalized for r in t.readouts),
                 biases=tuple(dict.fromkeys(b for r in t.readouts for b in r.bias)),
+                measurable=mode == "auto",
             )
         )
     return tuple(plans)
