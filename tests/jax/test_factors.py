@@ -91,6 +91,11 @@ def test_a_loop_of_a_number_of_rounds_that_is_an_input_has_no_factor() -> None:
     assert LOOP in table.notes[0]
 
 
+@pytest.mark.parametrize(("factor", "known"), [(2.0, 2.0), (0.5, 0.5), (5.0, None)])
+def test_in_one_length_a_factor_may_be_the_batch_but_not_the_length(factor: float, known: float | None) -> None:
+    assert seen(lambda h: (h * factor).reshape(-1, 5, WIDTH)).lookup_factor == known
+
+
 def test_a_loop_of_many_rounds_has_no_factor() -> None:
     table = seen(lambda h: lax.fori_loop(0, 100, lambda _, h: h * 1.01, h))
     assert table.lookup_factor is None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import tiebeam
+from tiebeam.core.init import Mode
 
 IDS = torch.arange(16).view(2, 8)
 
@@ -51,6 +52,45 @@ def test_logits_start_at_unit_variance(settings: dict[str, float]) -> None:
     report = tiebeam.initialize(model, IDS)
     assert report.init[0].settled
     assert 0.85 < model(IDS).std().item() < 1.2
+
+
+class SideBySide(nn.Module):
+    """A narrow tied table and another beside it, in one product over a hidden state of both widths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.up, self.norm = nn.Embedding(300, 16), nn.Linear(16, 64), nn.LayerNorm(64)
+        self.rest = nn.Linear(300, 48, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.norm(self.up(self.embed(ids)))
+        return h @ torch.cat([self.embed.weight.t(), self.rest.weight], 0)
+
+
+@pytest.mark.parametrize("mode", ["analytic", "empirical", "auto"])
+def test_tables_side_by_side_in_one_product_give_logits_of_unit_variance_together(mode: Mode) -> None:
+    model = SideBySide()
+    report = tiebeam.initialize(model, IDS, mode=mode)
+    assert [(t.width, t.terms) for t in report.tables] == [(16, 64), (48, 64)]
+    assert all(i.settled and i.std == pytest.approx(1 / 8, rel=0.1) for i in report.init)
+    assert all(t.predicted.logit_std == pytest.approx(1, rel=0.1) for t in report.tables)
+    assert 0.9 < model(IDS).std().item() < 1.1
+
+
+class OneBelowTheOther(SideBySide):
+    """The rows of new tokens are a parameter of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.rest = nn.Embedding(300, 64), nn.Linear(64, 8, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.norm(self.embed(ids)) @ torch.cat([self.embed.weight, self.rest.weight], 0).t()
+
+
+def test_the_parts_of_a_vocabulary_are_no_tables_side_by_side() -> None:
+    [table] = tiebeam.inspect(OneBelowTheOther(), IDS).tables
+    assert (table.names, table.width, table.terms) == (("embed.weight",), 64, 64)
 
 
 def test_every_row_that_was_zero_stays_zero() -> None:
@@ -204,11 +244,23 @@ class Shards(nn.Module):
 def test_logits_that_are_not_at_one_are_not_called_settled_whatever_the_formula_says() -> None:
     torch.manual_seed(0)
     model = Shards()
-    report = tiebeam.initialize(model, IDS)
+    report = tiebeam.initialize(model, IDS, mode="analytic")
     std = model(IDS).std().item()
     assert std > 1.3
     assert [done.settled for done in report.init] == [False, False]
     assert "not-settled" in {f.code for f in report.findings}
+
+
+def test_where_the_logits_contradict_the_structure_auto_goes_by_the_logits() -> None:
+    torch.manual_seed(0)
+    model = Shards()
+    report = tiebeam.initialize(model, IDS)
+    assert [(done.mode, done.settled) for done in report.init] == [("empirical", True)] * 2
+    assert 0.95 < model(IDS).std().item() < 1.05
+    assert not {f.code for f in report.findings} & {"not-settled", "adapter-on-readout"}
+    once = [half.weight.detach().clone() for half in model.halves]
+    tiebeam.initialize(model, IDS)
+    assert all(torch.equal(half.weight, was) for half, was in zip(model.halves, once, strict=True))
 
 
 class Candidates(Model):

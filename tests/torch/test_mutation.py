@@ -352,6 +352,19 @@ def test_a_size_is_no_constant_in_a_model_of_one_length() -> None:
     assert table.lookup_factor is None
 
 
+@pytest.mark.parametrize(("factor", "known"), [(2.0, 2.0), (0.5, 0.5), (0.5**0.5, 0.5**0.5), (7.0, None)])
+def test_in_one_length_a_factor_may_be_the_batch_but_not_the_length(factor: float, known: float | None) -> None:
+    class Fixed(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions = nn.Parameter(torch.randn(1, 7, self.embed.embedding_dim))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.norm(self.embed(ids) * factor + self.positions) @ self.embed.weight.T
+
+    assert tiebeam.inspect(Fixed(), IDS[:, :7]).tables[0].lookup_factor == known
+
+
 def test_a_forward_that_asks_for_gradients_is_followed() -> None:
     class Energy(Base):
         def forward(self, ids: Tensor) -> Tensor:

@@ -43,6 +43,13 @@ def test_each_of_two_tied_tables_keeps_to_its_own_roles() -> None:
     assert len(report.tables) == 2
 
 
+def test_rows_of_a_constant_behind_the_table_leave_it_as_it_is() -> None:
+    case = load()["readouts"]["PaddedRowsAddedAtEveryStep"]()
+    report = tiebeam.inspect(case.model, case.inputs)
+    assert [r.reparametrized for r in report.tables[0].readouts] == [""]
+    report.assert_healthy()
+
+
 def test_positions_are_no_vocabulary_table() -> None:
     case = load()["lookups"]["PositionsThenLayerNorm"]()
     report = tiebeam.inspect(case.model, case.inputs)

@@ -57,6 +57,16 @@ class _Round:
         self.std_before, self.std = self.std, following
         return True
 
+    def contradicted(self) -> bool:
+        """Whether the logits are not as the structure says, and may be gone by."""
+        return self.plan.measurable and self.plan.mode == "analytic" and bool(self.why)
+
+    def go_by_logits(self) -> None:
+        """Begin anew with what was written, as an empirical plan."""
+        if self.plan.table.readouts:
+            self.plan = replace(self.plan, mode="empirical")
+            self.measured, self.best, self.settled, self.why = None, None, True, ""
+
     def back_to_best(self) -> bool:
         """Where rounds did not settle, take the std that came nearest; whether it must be written again."""
         if self.settled or self.best is None or self.best[1] == self.std:
@@ -117,6 +127,10 @@ def _rounds(
                 raise
             return now, str(error).splitlines()[0]  # what was written is right all the same
         pending = [i for i in pending if rounds[i].learn(_table(now, rounds[i].plan))]
+        if any(r.contradicted() for r in rounds):  # the others too: logits that are added up are at 1 together
+            for r in rounds:
+                r.go_by_logits()
+            pending = [i for i, r in enumerate(rounds) if r.learn(_table(now, r.plan))]
         if not pending and not over:  # what did not settle may have gone astray
             over, pending = True, [i for i, r in enumerate(rounds) if r.back_to_best()]
     return now, ""

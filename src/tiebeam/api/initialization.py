@@ -31,7 +31,8 @@ def initialize(
     Args:
         model, inputs: As for `inspect`.
         mode: "analytic" uses the structure alone, "empirical" measures logits on `inputs`, "auto" is analytic
-            where the factors are known and a normalisation stands before the readout, else empirical.
+            where the factors are known and a normalisation stands before the readout, else empirical; empirical also
+            where the logits turn out not to be as the structure says (two readouts that are added up, for one).
         only: "tables".
         seed: An integer of 0 or above. One seed gives the same weights in every framework, on any number
             of threads.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tiebeam.core.chains import computed_from, counted, equal_terms, made_of, mean_of, multiple
-from tiebeam.core.numbers import ONE, OWN, Factor, is_constant, scalar
+from tiebeam.core.numbers import ONE, OWN, Factor, is_constant, scalar, uniform
 from tiebeam.core.provenance import INPUT
 from tiebeam.core.switches import NO_DROPOUT, Levels, mask_levels
 from tiebeam.ir import Graph, Leaf, Node, Op
@@ -74,7 +74,8 @@ def _unscaled(graph: Graph, flags: list[int], node: Node, *, normalized: bool) -
     if levels is not None:
         return mine, levels
     if by is None and other not in moving and not normalized:
-        by = Factor(None, f"the hidden state is multiplied by a tensor of shape {graph.values[other].shape}")
+        vector = Factor(None, f"the hidden state is multiplied by a tensor of shape {graph.values[other].shape}")
+        by = uniform(graph, flags, other) or vector
     if by is None or graph.values[mine].size < graph.values[node.output].size:
         return None
     if by.value is None and flags[other] & INPUT and computed_from(graph, other, mine):

@@ -52,6 +52,7 @@ class Readout:
         logit_std: Std of the logits at the end of the walk, before a soft cap, measured, or None.
         delta: Paths of a low-rank product added to these logits alone (an adapter).
         reparametrized: The table read is not the table itself (a mask, an update, a vector times it).
+        beside: Width of other tables that the same product sums over, side by side with this one.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Readout:
     gradient: bool = True
     delta: tuple[str, ...] = ()
     reparametrized: str = ""
+    beside: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -155,6 +157,11 @@ class Table:
     def tied(self) -> bool:
         """Whether one storage serves both roles and both gradients reach it."""
         return self.state in ("tied", "aliased")
+
+    @property
+    def terms(self) -> int:
+        """How many products one logit sums: the width, and that of tables side by side with this one."""
+        return self.width + max((r.beside for r in self.readouts), default=0)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, with `tied` spelt out."""

@@ -25,6 +25,7 @@ class TablePlan:
         std: Std to write first. It depends on the structure alone, never on the present values: writing
             twice equals writing once.
         linear: The logit std is proportional to the table's std, so that one measurement settles it.
+        measurable: An analytic plan goes by the logits where they contradict it.
     """
 
     table: Table
@@ -33,6 +34,7 @@ class TablePlan:
     std: float
     linear: bool
     biases: tuple[str, ...]
+    measurable: bool = False
 
 
 def plan_init(
@@ -78,6 +80,7 @@ def plan_init(
                 std=_start(t, known),
                 linear=all(r.normalized for r in t.readouts),
                 biases=tuple(dict.fromkeys(b for r in t.readouts for b in r.bias)),
+                measurable=mode == "auto",
             )
         )
     return tuple(plans)
@@ -107,7 +110,7 @@ def _structural(t: Table) -> float | None:
         return None
     if t.hidden_rms is None:
         return None
-    return moments.target_std_readout(t.readout_factor, 1.0, t.width)
+    return moments.target_std_readout(t.readout_factor, 1.0, t.terms)
 
 
 def _start(t: Table, known: float | None) -> float:
@@ -116,7 +119,7 @@ def _start(t: Table, known: float | None) -> float:
     if not t.readouts:
         return 1.0
     factor = abs(t.readout_factor) if t.readout_factor else 1.0
-    return 1.0 / (factor * math.sqrt(t.width))
+    return 1.0 / (factor * math.sqrt(t.terms))
 
 
 def contradiction(table: Table, std: float) -> str:
@@ -131,7 +134,7 @@ def contradiction(table: Table, std: float) -> str:
     seen = [r.logit_std for r in table.readouts if r.logit_std is not None]
     if not seen or not table.readout_factor or not table.hidden_rms or not math.isfinite(table.hidden_rms):
         return ""
-    formula = moments.logit_std(table.readout_factor, table.hidden_rms, std, table.width)
+    formula = moments.logit_std(table.readout_factor, table.hidden_rms, std, table.terms)
     measured = math.sqrt(sum(x * x for x in seen) / len(seen))
     kappas = [r.kappa for r in table.readouts if r.kappa is not None] if table.lookups else []
     own = max((k * k for k in kappas), default=0.0) * table.width / table.vocab
@@ -181,5 +184,5 @@ def measured_logit_std(plan: TablePlan, std: float, table: Table) -> float | Non
     if plan.mode == "empirical" and seen:
         return math.sqrt(sum(x * x for x in seen) / len(seen))
     if table.readout_factor and table.hidden_rms and math.isfinite(table.hidden_rms):
-        return moments.logit_std(table.readout_factor, table.hidden_rms, std, table.width)
+        return moments.logit_std(table.readout_factor, table.hidden_rms, std, table.terms)
     return math.sqrt(sum(x * x for x in seen) / len(seen)) if seen else None

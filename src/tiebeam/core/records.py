@@ -119,6 +119,7 @@ def _readout(graph: Graph, flags: list[int], read: Read, alive: list[bool]) -> U
         gradient=_gradient(read, alive),
         delta=_deltas(graph, flags, read, walk),
         reparametrized=read.source.altered,
+        beside=read.beside,
         notes=_reasons(factor),
     )
     return Use(fact, read, factor.literals)
@@ -180,7 +181,7 @@ def _fold(uses: list[Use]) -> list[Use]:
         f = use.fact
         facts: tuple[object, ...] = (f.factor, f.notes, f.gradient, f.reparametrized)
         if isinstance(f, Readout):
-            facts += (f.soft_cap, f.bias, f.delta)
+            facts += (f.soft_cap, f.bias, f.delta, f.beside)
         else:
             facts += (f.norm_after, f.kind)
         folded.setdefault((*use.site, use.read.source.leaf.key, *facts), []).append(use)

@@ -5,6 +5,7 @@ integer operations alone. A product over the width axis is a readout if its voca
 or a loss unreduced.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ class Read:
         vocab_axis: The leaf's vocabulary axis (0 or 1).
         other: The operand that is not the table: ids, or the hidden state.
         axis: Readouts: the vocabulary axis of the product.
+        beside: Readouts: the width of other tables that the same product sums over, side by side with this one.
     """
 
     node: Node
@@ -30,6 +32,7 @@ class Read:
     vocab_axis: int
     other: int
     axis: int = -1
+    beside: int = 0
 
     @property
     def vocab(self) -> int:
@@ -81,10 +84,16 @@ def products_at(graph: Graph, flags: list[int], node: Node) -> Iterator[Read]:
         other = node.inputs[1 - i]
         if flags[node.inputs[i]] & INPUT or not flags[other] & INPUT or flags[other] & INTS:
             continue
-        for source in sources_of(graph, flags, node, i):
-            width = _contracted(node, i, source)
-            if width is None:
-                continue
+        summed = [(s, w) for s in sources_of(graph, flags, node, i) if (w := _contracted(node, i, s)) is not None]
+        terms = sum(s.shape[w] for s, w in summed)
+        for source, width in summed:
+            beside = terms - source.shape[width] if terms == _terms(graph, node, i) else 0
             for out, a in enumerate(node.axes[i] or ()):
                 if a >= 0 and source.axes[a] >= 0 and source.axes[a] != width:
-                    yield Read(node, source, source.axes[a], other, out)
+                    yield Read(node, source, source.axes[a], other, out, beside)
+
+
+def _terms(graph: Graph, node: Node, i: int) -> int:
+    """How many terms the product sums, by the shape of its operand number `i`."""
+    kept = {a for a in (node.axes[i] or ()) if a >= 0}
+    return math.prod(n for a, n in enumerate(graph.values[node.inputs[i]].shape) if a not in kept)

@@ -115,7 +115,7 @@ def _through(graph: Graph, flags: list[int], node: Node, i: int, step: _Step) ->
         case Op.DROPOUT:
             return back if i == 0 else None
         case Op.MASK:
-            return replace(back, altered=step.altered or f"{node.label} on the table") if i == 0 else None
+            return replace(back, altered=step.altered or _masked(graph, node)) if i == 0 else None
         case Op.UPDATE:
             return replace(back, altered=step.altered or "some rows are replaced") if i == 0 else None
         case Op.CONCAT:
@@ -129,6 +129,12 @@ def _through(graph: Graph, flags: list[int], node: Node, i: int, step: _Step) ->
             bent = Factor(None, f"{node.label} on the table is no multiplication")
             return replace(back, factor=bent.times(back.factor), altered=step.altered or f"{node.label} on the table")
     return None
+
+
+def _masked(graph: Graph, node: Node) -> str:
+    """What a mask does to the table: something, unless it puts rows of a constant behind the table's own."""
+    padded = len(node.inputs) == 1 and graph.values[node.output].size > graph.values[node.inputs[0]].size
+    return "" if padded else f"{node.label} on the table"
 
 
 def _every_row(graph: Graph, flags: list[int], node: Node) -> Axes | None:

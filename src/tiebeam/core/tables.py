@@ -49,7 +49,8 @@ def _table(group: Group, weights: Weights, repeats: float | None) -> Table:
     caps = {f.soft_cap for f in readouts}
     cap = caps.pop() if len(caps) == 1 else None
     hidden_rms = root_mean_square([f.hidden_rms for f in readouts])
-    target, ratio = _targets(readouts, lookup_factor, readout_factor, hidden_rms, width)
+    terms = width + max((f.beside for f in readouts), default=0)  # their stds are one, so that all is one product
+    target, ratio = _targets(readouts, lookup_factor, readout_factor, hidden_rms, terms)
     tied = bool(lookups and readouts)
     kappa = next((f.kappa for f in readouts if f.kappa is not None), None) if tied else 0.0
     if not tied and group.state == "copy":
@@ -80,7 +81,7 @@ def _table(group: Group, weights: Weights, repeats: float | None) -> Table:
         partner=None if group.partner is None else group.partner.names[0],
         distance=group.distance,
         padding_rows=stats.zero_rows if stats.zero_count <= len(stats.zero_rows) < vocab else (),
-        predicted=_predicted(vocab, width, stats, lookup_factor, readout_factor, hidden_rms, kappa, repeats, cap),
+        predicted=_predicted(vocab, terms, stats, lookup_factor, readout_factor, hidden_rms, kappa, repeats, cap),
         notes=tuple(dict.fromkeys(notes)),
     )
 
@@ -102,13 +103,13 @@ def _agreed(role: str, factors: list[float | None], reasons: list[tuple[str, ...
 
 
 def _targets(
-    readouts: tuple[Readout, ...], lookup: float | None, readout: float | None, rms: float | None, width: int
+    readouts: tuple[Readout, ...], lookup: float | None, readout: float | None, rms: float | None, terms: int
 ) -> tuple[float | None, float | None]:
     """Target std and learning-rate ratio, where the facts allow."""
     if readouts:
-        if not readout or not rms or not math.isfinite(readout * rms) or width == 0:
+        if not readout or not rms or not math.isfinite(readout * rms) or terms == 0:
             return None, None
-        return moments.target_std_readout(readout, rms, width), moments.lr_ratio(readout, rms)
+        return moments.target_std_readout(readout, rms, terms), moments.lr_ratio(readout, rms)
     if not lookup or not math.isfinite(lookup):
         return None, 1.0
     return moments.target_std_lookup(lookup), 1.0
@@ -122,7 +123,7 @@ def _fresh(stats: TableStatistics, vocab: int) -> bool | None:
 
 def _predicted(
     vocab: int,
-    width: int,
+    terms: int,
     stats: TableStatistics,
     lookup: float | None,
     readout: float | None,
@@ -133,7 +134,7 @@ def _predicted(
 ) -> Predicted:
     return predict(
         vocab=vocab,
-        width=width,
+        width=terms,
         std=stats.std,
         lookup_factor=lookup or None,
         readout_factor=readout or None,

@@ -173,8 +173,20 @@ class Forward:
             return State(ONE, state.axis, node.op.name.lower(), state.factor, state.shift)
         if node.op is Op.POINTWISE and self.graph.values[node.output].dtype != "bool":
             return self._bent(node, state)
+        if self._sums_a_stack(node):
+            return state
         count = equal_terms(self.graph, node)
         return None if count is None else replace(state, factor=state.factor.times(counted(float(count), node)))
+
+    def _sums_a_stack(self, node: Node) -> bool:
+        """Whether a sum adds the rows to other things that they were stacked with: an addition of several terms."""
+        stack = self.graph.producer(node.inputs[0])
+        if self.readout or node.op is not Op.REDUCE or not node.sums or stack is None or stack.op is not Op.CONCAT:
+            return False
+        rank = len(self.graph.values[stack.output].shape)
+        one_by_one = all(axes is not None and axes[stack.axis] < 0 for axes in stack.axes)
+        summed = set(range(rank)) - set(node.axes[0] or ())
+        return one_by_one and summed == {stack.axis} and sum(self.depends(x) for x in stack.inputs) == 1
 
     def _bent(self, node: Node, state: State) -> State | None:
         """Behind a function that is no multiplication: the end, unless the logits were scaled for it.

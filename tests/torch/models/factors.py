@@ -125,6 +125,17 @@ on("rows", "Subtracted", lambda _, x: x - 3 * x, look=-2.0)
 on("rows", "SumWithItself", lambda _, x: x + x, look=2.0)
 on("rows", "SumOfParts", lambda _, x: x + 0.5 * x, look=1.5)
 on("rows", "AlphaOfAdd", lambda _, x: torch.add(x, x, alpha=3.0), look=4.0)
+on("rows", "HalfWayToPositions", lambda m, x: torch.lerp(m.at[: x.shape[1]].expand_as(x), x, 0.5), look=0.5,
+   setup=lambda m: setattr(m, "at", nn.Parameter(torch.randn(5, WIDTH))))  # fmt: skip
+on("rows", "AThirdAwayFromPositions", lambda m, x: torch.lerp(x, m.at[: x.shape[1]].expand_as(x), m.by), look=2 / 3,
+   setup=lambda m: (setattr(m, "at", nn.Parameter(torch.randn(5, WIDTH))),
+                    setattr(m, "by", nn.Parameter(torch.tensor(1 / 3)))))  # fmt: skip
+on("rows", "BeyondItself", lambda _, x: torch.lerp(x * 0.5, x, 3.0), look=2.0)
+on("rows", "AverageWithPositionsAndSegment", lambda m, x: torch.stack([x, m.at[: x.shape[1]].expand_as(x),
+   m.kind.expand_as(x)]).mean(0), look=1 / 3, setup=lambda m: (setattr(m, "at", nn.Parameter(torch.randn(5, WIDTH))),
+   setattr(m, "kind", nn.Parameter(torch.randn(WIDTH)))), numeric=False)  # fmt: skip
+on("hidden", "GainOfOnesWithoutANorm", lambda m, h: torch.tanh(h) * m.gain,
+   setup=lambda m: setattr(m, "gain", nn.Parameter(torch.ones(WIDTH))))  # fmt: skip
 on("rows", "MulInPlace", lambda _, x: x.mul_(3.0), look=3.0)
 on("rows", "DivInPlaceOnView", lambda _, x: (x.view(-1).div_(4.0), x)[1], look=0.25)
 on("rows", "ImulOperator", lambda m, x: m.imul(x), look=6.0, setup=lambda m: setattr(m, "imul", _imul))

@@ -183,6 +183,12 @@ class PaddedRowsCutFromLogits(Base):
         return F.linear(h, self.table)[..., :VOCAB]
 
 
+@case(T, Truth(numeric=False))
+class PaddedRowsAddedAtEveryStep(Base):
+    def read(self, h: Tensor) -> Tensor:
+        return F.linear(h, F.pad(self.table, (0, 0, 0, PADDED - VOCAB)))[..., :VOCAB]
+
+
 @case(T, Truth(smooth=False))
 class CastTable(Base):
     def read(self, h: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ def shorter_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[
     """Crops of every sequence axis, to different lengths.
 
     The sequence length is the last axis of the first integer array; every axis of that size in any array is cropped
-    with it. The first try changes the batch as well; the last is the arguments themselves, for programs of one length.
+    with it. The first try changes the batch as well; for programs of one length the last but one changes the batch
+    alone, and the last is the arguments themselves.
     """
     tree = Tree((args, dict(kwargs)))
     arrays = [a for a in tree.arrays if not is_key(a)]
@@ -39,7 +40,8 @@ def shorter_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[
 
     other = batch - 1 if batch > 1 else 2  # the batch may be what a number came from, too
     tries = [all_changed(n, other) for n in lengths[:1]] if batch else []
-    return [*tries, *(all_changed(n, batch) for n in lengths), (args, dict(kwargs))]
+    alone = [all_changed(length, other)] if batch else []
+    return [*tries, *(all_changed(n, batch) for n in lengths), *alone, (args, dict(kwargs))]
 
 
 def _changed(array: Any, length: tuple[int, int], batch: tuple[int, int]) -> Any:

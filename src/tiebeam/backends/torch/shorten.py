@@ -16,8 +16,8 @@ def shorter_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[
 
     Sequence lengths are the last axes of integer tensors (else the second axis of the first tensor that has
     one); every axis of such a size in any tensor is cropped, in containers too. Floats within an object of a class
-    of its own are a state (a cache of earlier tokens), and stay. The first try changes the batch as well; the last
-    changes values alone, for models that take one length.
+    of its own are a state (a cache of earlier tokens), and stay. The first try changes the batch as well; for models
+    that take one length the last but one changes the batch alone, and the last values alone.
     """
     tensors = list(tensors_of((args, dict(kwargs))))
     lengths = {int(t.shape[-1]) for t in tensors if not t.is_floating_point() and t.ndim}
@@ -50,6 +50,7 @@ def shorter_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[
     other = batch - 1 if batch > 1 else 2
     tries = [all_changed(1, other)] if batch else []
     tries += [all_changed(cut, batch) for cut in (1, 2, 0.75, 0.5)]
+    tries += [all_changed(0, other)] if batch else []
     shapes = [t.shape for t in tensors]  # what could not be built anew is as long as it was, and confirms nothing
     return [*(a for a in tries if [t.shape for t in tensors_of(a)] != shapes), all_changed(0, batch)]
 

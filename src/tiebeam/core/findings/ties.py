@@ -202,11 +202,13 @@ def _training(c: Context, t: Table) -> Iterator[Finding]:
         )  # fmt: skip
     if not t.tied:
         return
+    heads = {name for other in c.tables if other.readouts for name in other.names}  # tables, and no adapter's factors
     for readout in t.readouts:
-        if readout.delta:
+        delta = [name for name in readout.delta if name not in heads]
+        if delta:
             yield Finding(
                 "adapter-on-readout", "warning", t.name,
-                f"{', '.join(readout.delta)} is added to the logits of a tied table and not to its lookup: merging it "
+                f"{', '.join(delta)} is added to the logits of a tied table and not to its lookup: merging it "
                 "changes the lookup as well",
                 hint="untie before merging, or adapt both roles as one",
             )  # fmt: skip

@@ -208,6 +208,25 @@ def _addcmul(low: Lowering, record: Record) -> None:
     low.elementwise(Op.ADD, [total, (product, None)])
 
 
+def _lerp(low: Lowering, record: Record) -> None:
+    """`start * (1 - by) + end * by`: both are multiplied, and added."""
+    start, end, by = record.args[:3]
+    out = record.outputs[0]
+    rest: Any = by
+    if isinstance(by, Ref):
+        rest = (low.temporary(low.shape(by.value), by.value), by.attached)
+        low.elementwise(Op.SUB, [1.0, by], rest[0])
+        draft = low.drafts[by.value]
+        low.drafts[rest[0]].number = None if draft.number is None else 1.0 - draft.number
+        low.drafts[rest[0]].lost = draft.lost
+    else:
+        rest = 1.0 - by
+    terms = [low.temporary(low.shape(out), out) for _ in (start, end)]
+    low.elementwise(Op.MUL, [start, rest], terms[0])
+    low.elementwise(Op.MUL, [end, by], terms[1])
+    low.elementwise(Op.ADD, [(terms[0], start.attached), (terms[1], end.attached)])
+
+
 def _reduce(low: Lowering, record: Record) -> None:
     source = refs_of(record.args)[0]
     out = record.outputs[0]
@@ -295,6 +314,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("lt", "le", "gt", "ge"), lambda low, r: low.elementwise(Op.POINTWISE, list(r.args[:2]))),
     "pow": _pow,
     **dict.fromkeys(("addcmul", "addcdiv"), _addcmul),
+    "lerp": _lerp,
     "tanh": lambda low, r: low.elementwise(Op.TANH, [r.args[0]]),
     "sigmoid": lambda low, r: low.elementwise(Op.SIGMOID, [r.args[0]]),
     **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), _softmax),
