@@ -215,7 +215,7 @@ def _check_numbers(arrays: dict[str, Array], ids: dict[str, Array | None], vocab
 
 def _counted(targets: Array, options: Options) -> Array:
     """Where targets count; an ignore_index that their dtype cannot hold would come round to a token."""
-    kind = jnp.iinfo(targets.dtype)
+    kind: Any = jnp.iinfo(targets.dtype)  # type: ignore[no-untyped-call]
     fits = kind.min <= options.ignore_index <= kind.max
     return targets != options.ignore_index if fits else jnp.ones_like(targets, bool)
 
