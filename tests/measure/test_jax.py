@@ -325,3 +325,19 @@ def test_a_right_gradient_of_a_program_in_half_precision_is_undecided_and_not_ca
     table = jnp.asarray(rng.normal(size=(64, 16)) / 4, jnp.float32)
     found = tiebeam.check_gradients(model, jnp.asarray(rng.integers(0, 48, (8, 16))), params={"table": table})
     assert (found.lookup, found.readout, found.wrong_rows) == ("unknown", "unknown", None)
+
+
+def test_a_mesh_with_explicit_axes_is_refused_with_a_hint() -> None:
+    mesh = jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Explicit,))
+    whole = jax.sharding.PartitionSpec(None, None, None)
+
+    def model(p: Any, ids: Any) -> Any:
+        x = p["table"].at[ids].get(out_sharding=whole)
+        return jnp.einsum("bsd,vd->bsv", jnp.tanh(x), p["table"], out_sharding=whole)
+
+    with jax.set_mesh(mesh):
+        at = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("a"))
+        params = {"table": jax.device_put(PARAMS["table"], at)}
+        for look in (tiebeam.measure, tiebeam.check_gradients):
+            with pytest.raises(tiebeam.InputError, match=r"Hint: jax\.device_get"):
+                look(model, IDS, params=params)

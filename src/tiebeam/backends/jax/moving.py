@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from tiebeam.backends.jax.explicit import explicit_axes_said
 from tiebeam.backends.jax.held import Held
 from tiebeam.backends.jax.measuring import differentiated, values_of
 from tiebeam.backends.jax.measuring_numbers import rows_first
@@ -175,7 +176,7 @@ class Moves:
 
     def loss(self, role: str, row: int, move: npt.NDArray[np.float64]) -> float:
         """The loss with a row moved where one role reads it."""
-        with self._precision():
+        with self._precision(), explicit_axes_said(self._arrays):
             moves = {r: jnp.asarray(move if r == role else 0 * move, self._dtype) for r in ROLES}
             return float(self._run(self._arrays, self._program.inputs, self._given, row, moves))
 
