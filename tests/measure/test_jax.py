@@ -310,3 +310,34 @@ def test_a_model_that_is_a_new_one_after_each_step_has_to_be_given() -> None:
     assert found.initial_loss == pytest.approx(float(next_token_loss(new(IDS))), rel=1e-5)
     with pytest.raises(tiebeam.InputError, match="holds no arrays"):
         tiebeam.Watch(tied(plain), every=5)(1, IDS)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_a_right_gradient_of_a_program_in_half_precision_is_undecided_and_not_called_wrong(kind: str) -> None:
+    """Losses are rounded to more than a move of a row changes them by: their differences decide nothing."""
+
+    def model(p: Any, ids: Any) -> Any:
+        table = p["table"].astype(kind)
+        x = table[ids]
+        return x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-3) @ table.T
+
+    rng = np.random.default_rng(0)
+    table = jnp.asarray(rng.normal(size=(64, 16)) / 4, jnp.float32)
+    found = tiebeam.check_gradients(model, jnp.asarray(rng.integers(0, 48, (8, 16))), params={"table": table})
+    assert (found.lookup, found.readout, found.wrong_rows) == ("unknown", "unknown", None)
+
+
+def test_a_mesh_with_explicit_axes_is_refused_with_a_hint() -> None:
+    mesh = jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Explicit,))
+    whole = jax.sharding.PartitionSpec(None, None, None)
+
+    def model(p: Any, ids: Any) -> Any:
+        x = p["table"].at[ids].get(out_sharding=whole)
+        return jnp.einsum("bsd,vd->bsv", jnp.tanh(x), p["table"], out_sharding=whole)
+
+    with jax.set_mesh(mesh):
+        at = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("a"))
+        params = {"table": jax.device_put(PARAMS["table"], at)}
+        for look in (tiebeam.measure, tiebeam.check_gradients):
+            with pytest.raises(tiebeam.InputError, match=r"Hint: jax\.device_get"):
+                look(model, IDS, params=params)

@@ -328,3 +328,47 @@ def test_a_fused_head_is_a_readout() -> None:
         want, got = (numbers(m.roles[role].grad) for m in (plain, fused))
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-7)
     assert tiebeam.check_gradients(model, IDS, rows=1).ok
+
+
+class Bare(Model):
+    """Without a layer between: nothing in float32."""
+
+    def call(self, ids: Any) -> Any:
+        return self.read(self, self.norm(self.look(self, ids)))
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_a_right_gradient_of_a_model_in_half_precision_is_not_called_wrong(policy: str) -> None:
+    """Losses are rounded to more than a move of a row changes them by: their differences decide nothing."""
+    keras.backend.clear_session(free_memory=False)
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = Bare(block_look, block_read)
+        model.build((None, None))
+        found = tiebeam.check_gradients(model, IDS)
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert "wrong" not in (found.lookup, found.readout)
+    assert not any(p.right is False for p in found.probes)
+
+
+class Losing(Model):
+    """Returns its loss, without the logits."""
+
+    def call(self, ids: Any) -> Any:
+        x = self.look(self, ids)
+        return self.table_of_readout.loss(self.norm(x + self.mix(x))[:, :-1], ids[:, 1:])
+
+
+def test_a_model_that_returns_a_readout_loss_is_measured_or_refused_with_a_hint() -> None:
+    model = Losing(block_look, block_read)
+    model.build((None, None))
+    if RUNNING == "tensorflow":  # the loop of the loss holds on to its own graph
+        with pytest.raises(tiebeam.InputError, match="Hint: a model that returns logits"):
+            tiebeam.measure(model, IDS)
+        return
+    found, by_logits = tiebeam.measure(model, IDS), tiebeam.measure(built(), IDS)
+    assert found.loss == pytest.approx(by_logits.loss, rel=1e-5)
+    for role in ("lookup", "readout"):
+        assert found.roles[role].grad_norm == pytest.approx(by_logits.roles[role].grad_norm, rel=1e-4)

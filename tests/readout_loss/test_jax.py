@@ -222,3 +222,41 @@ def test_the_gradient_of_a_loss_that_is_nan_is_nan():
     table, targets = jnp.ones((7, 4)), jnp.array([0, 9])
     _, grad = jax.jit(jax.value_and_grad(lambda t, y: readout_loss(jnp.ones((2, 4)), t, y)))(table, targets)
     assert bool(jnp.isnan(grad).all())
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8", "uint16"])
+def test_targets_of_a_narrow_dtype_are_the_same_targets(kind):
+    """In uint8, 256 rows came round to 0, so each target was outside; and -100 to 156, so that byte did not count."""
+    rng = np.random.default_rng(0)
+    hidden, table = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((4, 6), (256, 6)))
+    targets = jnp.array([3, 100, 127, 5] if kind == "int8" else [3, 156, 255, 0])
+    both = jax.jit(jax.value_and_grad(lambda t, y: readout_loss(hidden, t, y)))
+    close(both(table, targets.astype(kind)), jax.value_and_grad(lambda t: cross_entropy(hidden, t, targets))(table))
+    _, stats = readout_loss(hidden, table, targets.astype(kind), returns="stats")
+    assert stats.counted.all()
+
+
+def test_the_gradient_of_a_bfloat16_hidden_state_is_scaled_before_it_is_rounded():
+    """The upstream gradient was rounded to bfloat16, which moved each entry the same way, and the table's none."""
+    hidden, table, targets, _ = problem((64,))
+    hidden, by = hidden.astype(jnp.bfloat16), 1 / 3  # in bfloat16 that is larger by 0.2 %
+
+    def total(h):
+        return by * readout_loss(h, table, targets)
+
+    plain = jax.grad(lambda h: readout_loss(h, table, targets))(hidden.astype(jnp.float32))
+    found = jax.grad(total)(hidden).astype(jnp.float32)
+    assert float((found * plain).sum() / (plain * plain).sum()) == pytest.approx(by, rel=8e-4)
+
+
+def test_an_id_outside_the_table_has_no_own_logit_where_no_number_can_be_refused():
+    hidden, table, targets, _ = problem((3,))
+    ids = jnp.array([1, VOCAB, -1])
+    _, stats = jax.jit(lambda i: readout_loss(hidden, table, targets, ids=i, returns="stats"))(ids)
+    assert np.isnan(stats.own_logit).tolist() == [False, True, True]
+
+
+def test_a_learned_factor_may_be_a_variable_of_nnx():
+    hidden, table, targets, _ = problem((3,))
+    scale = nnx.Param(jnp.float32(0.5))
+    close(readout_loss(hidden, table, targets, factor=scale), cross_entropy(hidden, table, targets, factor=0.5))

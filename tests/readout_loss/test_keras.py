@@ -170,3 +170,96 @@ def test_in_a_graph_a_target_outside_the_table_lets_no_finite_gradient_through(r
     assert np.isnan(loss)
     assert np.isnan(of_hidden.numpy()[1, 2]).all()
     assert np.isnan(of_table).any()
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_gradients_of_half_precision_are_of_the_dtype_of_what_they_are_of(kind, reduction):
+    hidden, table, targets, _ = problem()
+
+    def total(hidden, table):
+        given = ops.cast(hidden, kind), ops.cast(table, kind)
+        return ops.sum(readout_loss(*given, targets, reduction=reduction))
+
+    value, grads = gradients(total, hidden.astype("float32"), table.astype("float32"))
+    assert value == pytest.approx(float(reference(hidden, table, targets, reduction="sum")), rel=1e-2)
+    for grad, moved in zip(
+        grads,
+        (
+            lambda h: reference(h, table, targets, reduction="sum"),
+            lambda t: reference(hidden, t, targets, reduction="sum"),
+        ),
+        strict=True,
+    ):
+        right = differences(hidden if grad.ndim == 3 else table, moved)
+        assert np.linalg.norm(grad - right) < 2e-2 * np.linalg.norm(right)
+
+
+def test_what_a_functional_model_is_drawn_with_is_refused():
+    layer = TiedEmbedding(VOCAB, WIDTH)
+    layer.build()
+    with pytest.raises(InputError, match="Hint: call it where there are numbers"):
+        layer.loss(keras.Input((5, WIDTH)), keras.Input((5,), dtype="int32"))
+
+
+@pytest.mark.skipif(ON != "tensorflow", reason="the others know each size when they trace")
+class TestSizesThatAGraphDoesNotKnow:
+    """A batch of any size, as `fit` compiles: what is known is checked then, the rest when the graph runs."""
+
+    def run(self, hidden, targets, known=True, **options):
+        import tensorflow as tf
+
+        axis = 5 if known else None
+        signature = [
+            tf.TensorSpec((None, axis, WIDTH)),
+            tf.TensorSpec((None, targets.shape[1] if known else None), tf.int64),
+        ]
+        table = problem()[1].astype("float32")
+        return tf.function(
+            lambda h, y: readout_loss(h, table, y, **options), input_signature=signature, autograph=False
+        )(hidden.astype("float32"), targets)
+
+    @pytest.mark.parametrize("known", [True, False])
+    def test_what_fits_is_computed(self, known):
+        hidden, table, targets, _ = problem()
+        assert float(self.run(hidden, targets, known)) == pytest.approx(
+            float(reference(hidden, table, targets)), rel=1e-5
+        )
+
+    def test_targets_that_were_not_shifted_with_the_hidden_states_are_refused(self):
+        """They were flattened, and each token but the first row's was held against another's target."""
+        import tensorflow as tf
+
+        hidden, _, targets, _ = problem()
+        longer = np.concatenate([targets, targets[:, :1]], axis=1)
+        with pytest.raises(ShapeError, match=r"got: shape \(None, 6\)"):
+            self.run(hidden, longer)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="Hint: shift both, or neither"):
+            self.run(hidden, longer, known=False)
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"bias": np.ones(1, "float32")}, "bias of readout_loss"),
+            ({"weight": np.ones(VOCAB + 1, "float32")}, "weight of readout_loss"),
+            ({"ids": np.ones((2, 4), "int64")}, "ids of readout_loss"),
+        ],
+    )
+    def test_what_would_be_spread_over_the_vocabulary_or_cut_is_refused(self, options, words):
+        hidden, _, targets, _ = problem()
+        with pytest.raises(ShapeError, match=words):
+            self.run(hidden, targets, **options)
+
+
+@pytest.mark.skipif(ON != "tensorflow", reason="JAX's own test says it")
+def test_a_factor_of_each_feature_is_refused_and_statistics_leave_a_graph():
+    import tensorflow as tf
+
+    hidden, table, targets, _ = problem()
+    given = hidden.astype("float32"), table.astype("float32"), targets
+    with pytest.raises(RangeError, match="a learned factor"):
+        readout_loss(*given, factor=np.ones(WIDTH, "float32"))
+    ids = np.full_like(targets, 1)
+    ids[0, 0] = VOCAB
+    _, stats = tf.function(lambda i: readout_loss(*given, ids=i, returns="stats"), autograph=False)(tf.constant(ids))
+    assert np.isnan(stats.own_logit).sum() == 1

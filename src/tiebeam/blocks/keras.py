@@ -221,8 +221,11 @@ class TiedEmbedding(keras.layers.Layer):  # type: ignore[misc]
 
     def _product(self, equation: str, x: Any, variable: Any) -> Any:
         matrix = ops.cast(variable, self.compute_dtype)
-        if self.compute_dtype == "float16" and keras.backend.backend() == "tensorflow":
-            # TensorFlow 2.21's einsum of three axes is wrong in float16 on processors with AMX-FP16.
+        odd = any(size % 2 for size in matrix.shape)
+        wrong = self.compute_dtype == "float16" or (self.compute_dtype == "bfloat16" and odd)
+        if wrong and keras.backend.backend() == "tensorflow":
+            # TensorFlow 2.21's einsum is wrong on processors with AMX: in float16 with three axes, in bfloat16 where
+            # it sums over an odd number of products, of the gradients too.
             return ops.matmul(x, matrix if equation == "...i,ij->...j" else ops.transpose(matrix))
         # `ops.matmul` returns float32 for float64 on one backend.
         return ops.einsum(equation, x, matrix)

@@ -11,6 +11,8 @@ MASK = 32  # INTS, and never counted or added up: it can switch elements on and 
 PATTERN = 128  # no input, parameter or draw reached it, and it was made by a comparison: an identity matrix
 RAW = 64  # an input as it came, floats too, moved at most: made integers it is what the caller wrote, ids as floats
 
+HALF = ("bfloat16", "float16")
+
 _MOVES = (Op.LAYOUT, Op.CAST, Op.MASK, Op.UPDATE, Op.CONCAT, Op.DROPOUT)
 _ARITHMETIC = (Op.ADD, Op.SUB, Op.MUL, Op.POINTWISE, Op.GATHER)
 _SWITCHES = (*_MOVES, Op.MUL, Op.SUB, Op.ADD)
@@ -38,6 +40,31 @@ def provenance(graph: Graph) -> list[int]:
         for v in node.outputs:
             flags[v] = out if v == node.output else out & ~IDS  # beside chosen ids: where they stood
     return flags
+
+
+def coarsest(graph: Graph, *, constants: bool = True) -> str | None:
+    """The coarsest float that something on the way is rounded to; None where all are float64.
+
+    Many programs cast in their norms, and those of mixed precision everywhere; masks and positions lose nothing by
+    half precision.
+
+    Args:
+        constants: Whether float32 counts where no input and no parameter is seen to have reached it.
+    """
+    flags = provenance(graph)
+    made = {
+        graph.values[v].dtype
+        for n in graph.nodes
+        if graph.live[n.index]
+        for v in n.outputs
+        if _loses(graph.values[v].dtype, flags[v], constants)
+    }
+    return next((dtype for dtype in (*HALF, "float32") if dtype in made), None)
+
+
+def _loses(dtype: str, flags: int, constants: bool) -> bool:
+    reached = bool(flags & (INPUT | LEAF))
+    return reached and not flags & INTS if dtype in HALF else reached or constants
 
 
 def _of_inputs(graph: Graph, node: Node, read: list[int]) -> int:

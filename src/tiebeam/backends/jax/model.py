@@ -10,6 +10,7 @@ import numpy as np
 from tiebeam.backends.jax import weights
 from tiebeam.backends.jax.fixes import JaxFixes
 from tiebeam.backends.jax.kinds.held import Held, HeldFunction
+from tiebeam.backends.jax.measuring.explicit import explicit_axes_said
 from tiebeam.backends.jax.measuring.moves import Moves, moves_of
 from tiebeam.backends.jax.measuring.passes import differentiate
 from tiebeam.backends.jax.measuring.quantising import Swaps
@@ -85,13 +86,15 @@ class JaxModel:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], request: Request
     ) -> tuple[Trace, Wanted, Passed]:
         """One forward and one backward pass; see `protocol.Differentiable`."""
-        return differentiate(recalled(self.held, self.arrays, args, kwargs), self.held, self.arrays, request)
+        with explicit_axes_said(self.arrays):
+            return differentiate(recalled(self.held, self.arrays, args, kwargs), self.held, self.arrays, request)
 
     def movable(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], request: Request
     ) -> tuple[Moves, tuple[str, ...]]:
         """The main table, to be moved in one role alone; see `protocol.Movable`."""
-        return moves_of(self.held, self.arrays, args, kwargs, request)
+        with explicit_axes_said(self.arrays):
+            return moves_of(self.held, self.arrays, args, kwargs, request)
 
     def quantisable(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> QuantisableTable:
         """The tables that the roles read, to be rounded in one role alone; see `protocol.Quantisable`."""

@@ -105,7 +105,7 @@ def readout_loss(
         factor: Multiplies the product, before bias and soft cap: a number, or an array of no axes that is learned.
         soft_cap: c of `c * tanh(z / c)` on the logits, or None.
         bias: (vocab,), or None.
-        ignore_index, label_smoothing, z_loss, weight, reduction: As in PyTorch's.
+        ignore_index, label_smoothing, z_loss, weight, reduction: As in PyTorch's; `weight` is not differentiated.
         chunk: Tokens whose logits are held at a time; "auto" goes by the size of the table.
         ids: (...), of the tokens read, for `ReadoutStats.own_logit`.
         returns: "loss", or "stats" for `(loss, ReadoutStats)`.
@@ -136,7 +136,8 @@ def readout_loss(
     )
     if returns not in ("loss", "stats"):
         raise RangeError(f"returns of {NAME}", got=repr(returns), expected="'loss' or 'stats'")
-    factor = factor if isinstance(factor, (jax.Array, np.ndarray)) else checked_factor(factor)
+    learned = isinstance(factor, (jax.Array, np.ndarray)) or hasattr(factor, "__jax_array__")  # an `nnx.Param`
+    factor = factor if learned else checked_factor(factor)
     given = _checked(hidden, table, bias, factor, targets, weight, ids, options)
     shape, (vocab, width) = given.targets.shape, given.table.shape
     tokens = math.prod(shape)
@@ -155,7 +156,7 @@ def readout_loss(
     found = automatic(compute, given, given.targets, per_target)
     if returns == "loss":
         return found.loss
-    counted = given.targets != options.ignore_index
+    counted = _counted(given.targets, options)
     stats = ReadoutStats(found.lse, found.best, found.own, counted)
     return found.loss, jax.tree.map(jax.lax.stop_gradient, stats)
 
@@ -182,6 +183,8 @@ def _checked(
     for name, a in whole.items():
         if a is not None and not jnp.issubdtype(a.dtype, jnp.integer):
             raise say.not_integers(name, a.dtype)
+        if a is not None and a.dtype.itemsize < 4:  # neither the vocabulary nor ignore_index may fit a byte
+            whole[name] = a.astype(jnp.int32)
     _check_numbers({k: a for k, a in made.items() if a is not None}, whole, made["table"].shape[0], options)
     return _Given(
         made["hidden"], made["table"], made["bias"], made["factor"], whole["targets"], made["weight"], whole["ids"]
@@ -208,6 +211,13 @@ def _check_numbers(arrays: dict[str, Array], ids: dict[str, Array | None], vocab
         if len(bad):
             first = tuple(int(i) for i in bad[0])
             raise say.outside(name, first, int(values[first]), len(bad), vocab)
+
+
+def _counted(targets: Array, options: Options) -> Array:
+    """Where targets count; an ignore_index that their dtype cannot hold would come round to a token."""
+    kind: Any = jnp.iinfo(targets.dtype)  # type: ignore[no-untyped-call]
+    fits = kind.min <= options.ignore_index <= kind.max
+    return targets != options.ignore_index if fits else jnp.ones_like(targets, bool)
 
 
 def _flat(given: _Given, wide: Any) -> _Given:
@@ -239,7 +249,7 @@ def _loss_backward(how: _How, kept: tuple[Any, ...], cotangent: _Found) -> tuple
         gradients = _sweep(how, given, by, gradients=True)[1]
         by = jnp.ones((), by.dtype)
     scaled: list[Any] = [
-        None if grad is None else (grad * by.astype(grad.dtype)).astype(of.dtype)
+        None if grad is None else (grad.astype(by.dtype) * by).astype(of.dtype)
         for grad, of in zip(gradients, given[:4], strict=True)
     ]
     hidden, table, bias, factor = scaled
@@ -257,7 +267,7 @@ def _sweep(how: _How, given: _Given, scale: Array | None, *, gradients: bool) ->
     """Look at all tokens; `scale`, (tokens,), multiplies their losses before they are summed."""
     options, wide = how.options, how.wide
     vocab, tokens = given.table.shape[0], len(given.targets)
-    counted = given.targets != options.ignore_index
+    counted = _counted(given.targets, options)
     outside = counted & ((given.targets < 0) | (given.targets >= vocab))
     rows = jnp.where(counted & ~outside, given.targets, 0)
     weights = counted.astype(wide) if given.weight is None else jnp.where(counted, given.weight[rows].astype(wide), 0)
@@ -349,7 +359,9 @@ def _seen(options: Options, block: _Block) -> tuple[Array | None, ...]:
     z_loss = jnp.where(part["counted"], options.z_loss * lse**2, 0)
     own = None
     if "ids" in part:
-        own = jnp.take_along_axis(z, jnp.clip(part["ids"], 0, vocab - 1)[:, None], axis=-1)[:, 0]
+        ids = part["ids"]
+        own = jnp.take_along_axis(z, jnp.clip(ids, 0, vocab - 1)[:, None], axis=-1)[:, 0]
+        own = jnp.where(part["counted"] & ((ids < 0) | (ids >= vocab)), jnp.nan, own)
     return ce, z_loss, lse, (target >= z.max(-1)) & part["counted"], own
 
 

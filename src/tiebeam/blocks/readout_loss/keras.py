@@ -5,8 +5,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from tiebeam.blocks.readout_loss.options import NAME, Options, check_shapes, checked_factor
-from tiebeam.errors import RangeError
+from tiebeam.blocks.readout_loss.options import NAME, Options, checked_factor
+from tiebeam.errors import InputError, RangeError
 
 
 def readout_loss(
@@ -84,6 +84,13 @@ def readout_loss(
 
 def _tensor(a: Any) -> Any:
     """A variable's own value, in its own dtype; a layer's policy would have it cast."""
+    if isinstance(a, keras.KerasTensor):
+        raise InputError(
+            f"{NAME} computes, and was given what a functional model is drawn with",
+            got=str(a),
+            expected="a tensor",
+            hint="call it where there are numbers: in the `call` of a layer or in a `train_step`",
+        )
     return a if a is None else ops.convert_to_tensor(a.value if isinstance(a, keras.Variable) else a)
 
 
@@ -96,12 +103,8 @@ def _on_tensorflow(hidden: Any, table: Any, targets: Any, given: dict[str, Any])
     if returns not in ("loss", "stats"):
         raise RangeError(f"returns of {NAME}", got=repr(returns), expected="'loss' or 'stats'")
     factor = factor if hasattr(factor, "dtype") and hasattr(factor, "shape") else checked_factor(factor)
-    shapes = [tuple(a.shape) for a in (hidden, table, targets)]
-    if all(None not in shape for shape in shapes):
-        check_shapes(shapes[0], shapes[1], shapes[2], ids=None if ids is None else tuple(ids.shape))
-    flat = ops.reshape(hidden, (-1, shapes[0][-1]))
-    rows = [None if a is None else ops.reshape(a, (-1,)) for a in (targets, ids)]
-    found = of_tensorflow.loss_of(flat, table, rows[0], factor, bias, weight, rows[1], options)
+    read, right, own_ids = of_tensorflow.flat(hidden, table, targets, ids)
+    found = of_tensorflow.loss_of(read, table, right, factor, bias, weight, own_ids, options)
     like = ops.shape(targets)
     loss = ops.reshape(found.loss, like) if options.reduction == "none" else found.loss
     if returns == "loss":

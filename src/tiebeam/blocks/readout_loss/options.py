@@ -10,6 +10,7 @@ from tiebeam.errors import InputError, NotFiniteError, RangeError, ShapeError
 NAME = "readout_loss"
 Reduction = Literal["mean", "sum", "none"]
 REDUCTIONS = ("mean", "sum", "none")
+Shape = tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,8 @@ def checked_factor(factor: object) -> float:
     return _number("factor", factor)
 
 
-def check_shapes(
-    hidden: tuple[int, ...], table: tuple[int, ...], targets: tuple[int, ...], **more: tuple[int, ...] | None
-) -> None:
-    """Raise where shapes do not fit.
+def check_shapes(hidden: Shape, table: Shape, targets: Shape, **more: Shape | None) -> None:
+    """Raise where shapes do not fit; None is a size that a graph does not know yet, and fits any.
 
     Args:
         hidden: (..., width).
@@ -96,7 +95,7 @@ def check_shapes(
     """
     if len(table) != 2 or not table[0]:
         raise ShapeError(f"the table of {NAME}", got=f"shape {table}", expected="(vocab, width)")
-    if not hidden or hidden[-1] != table[1]:
+    if not hidden or not _fits(hidden[-1:], table[1:]):
         raise ShapeError(
             f"{NAME} reads hidden states out of a table of another width",
             got=f"hidden of shape {hidden}, table of shape {table}",
@@ -105,19 +104,23 @@ def check_shapes(
         )
     wanted = {"targets": hidden[:-1], "ids": hidden[:-1], "bias": table[:1], "weight": table[:1]}
     for name, shape in {"targets": targets, **more}.items():
-        if shape is not None and shape != wanted[name]:
+        if shape is not None and not _fits(shape, wanted[name]):
             raise ShapeError(
                 f"{name} of {NAME}",
                 got=f"shape {shape}",
                 expected=f"{wanted[name]}, beside hidden of shape {hidden} and a table of shape {table}",
             )
-    if not math.prod(targets):
+    if 0 in targets:
         raise InputError(
             f"{NAME} was given an empty batch",
             got=f"hidden of shape {hidden}",
             expected="at least one token",
             hint="skip the batch: its mean is no number",
         )
+
+
+def _fits(shape: Shape, wanted: Shape) -> bool:
+    return len(shape) == len(wanted) and all(None in (a, b) or a == b for a, b in zip(shape, wanted, strict=True))
 
 
 def outside(name: str, first: tuple[int, ...], value: int, count: int, vocab: int) -> InputError:
@@ -131,6 +134,11 @@ def outside(name: str, first: tuple[int, ...], value: int, count: int, vocab: in
         expected=f"0 to {vocab - 1}{ignored}",
         hint="the tokenizer and the model must have one vocabulary; what is to be left out is set to ignore_index",
     )
+
+
+def not_beside(name: str) -> str:
+    """What a graph says of ids whose number is known only when it runs, and is another than the hidden states'."""
+    return f"{name} of {NAME} are not beside the hidden states, of which there are others. Hint: shift both, or neither"
 
 
 def not_integers(name: str, dtype: object) -> InputError:

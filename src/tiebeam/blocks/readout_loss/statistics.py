@@ -1,12 +1,10 @@
 """What a readout loss knows of its tokens beside the loss, where no framework has a record of its own for it."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class ReadoutStats:
-    """What was seen on the way, of the shape of the targets.
+class ReadoutStats(NamedTuple):
+    """What was seen on the way, of the shape of the targets; a tuple, which a `tf.function` can return.
 
     Attributes:
         logsumexp: Log of the softmax's denominator. Unit: nats.

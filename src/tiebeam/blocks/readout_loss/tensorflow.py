@@ -8,8 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from tiebeam.blocks.readout_loss import options as say
-from tiebeam.blocks.readout_loss.options import Options, check_shapes
+from tiebeam.blocks.readout_loss.options import NAME, Options, check_shapes
 from tiebeam.blocks.readout_loss.sizes import choose
+from tiebeam.errors import RangeError, ShapeError
 
 IDS = ("targets", "ids")
 COPIES = 4  # of a block's logits: each operation makes a new array of them
@@ -37,6 +38,11 @@ class _Given:
     options: Options
     wide: Any
     chunk: int
+
+    @property
+    def kept(self) -> Any:
+        """What the hidden state's gradient is kept in; float16 would lose what a gradient scaler has yet to reach."""
+        return self.wide if self.hidden.dtype == tf.float16 else self.hidden.dtype
 
 
 def loss_of(
@@ -67,7 +73,7 @@ def loss_of(
     vocab, width = table.shape
     copies = 1 if tf.config.list_physical_devices("GPU") else COPIES
     chunk = choose(hidden.shape[0] or GUESS, vocab, width, chunk=options.chunk, copies=copies).tokens
-    factor = tf.cast(factor, wide)
+    factor = tf.cast(_checked_factor(factor), wide)
     zero = tf.zeros((), wide)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -82,12 +88,39 @@ def loss_of(
             mine = gradients
             if none:
                 mine, by = _sweep(given, by, gradients=True)[1], tf.ones((), wide)
-            return [tf.cast(g * by, a.dtype) for g, a in zip(mine, (hidden, table, bias, factor), strict=True)]
+            of = zip(mine, (hidden, table, bias, factor), strict=True)
+            return [tf.cast(tf.cast(g, wide) * by, a.dtype) for g, a in of]
 
         return tuple(found), backward
 
     no_bias = bias is None
     return Found(*run(hidden, table, zero if no_bias else bias, factor))
+
+
+def flat(hidden: Any, table: Any, targets: Any, ids: Any) -> tuple[Any, Any, Any]:
+    """Return hidden state, targets and ids of flattened tokens: what belongs together lies beside one another.
+
+    Where sizes are known only when a graph runs, it is then that others than the hidden state's are refused. XLA leaves
+    such a check out: there it is the number of tokens that does not fit.
+
+    Raises:
+        ShapeError: As far as a graph knows, they do not fit.
+    """
+    named = {"targets": targets} if ids is None else {"targets": targets, "ids": ids}
+    for name, t in {"hidden": hidden, **named}.items():
+        if t.shape.rank is None:
+            hint = "tf.ensure_shape(tensor, (None, None, width)) says how many axes there are"
+            raise ShapeError(f"{name} of {NAME}", got="a tensor of any shape", expected="known axes", hint=hint)
+    shapes = {name: tuple(t.shape) for name, t in named.items()}
+    check_shapes(tuple(hidden.shape), tuple(table.shape), shapes["targets"], ids=shapes.get("ids"))
+    checks = []
+    if None in (size for shape in (hidden.shape[:-1], *shapes.values()) for size in shape):
+        like = tf.shape(hidden)[:-1]
+        checks = [tf.debugging.assert_equal(tf.shape(t), like, say.not_beside(name)) for name, t in named.items()]
+    read = tf.reshape(hidden, (-1, table.shape[-1]))
+    tokens = read.shape[0] or tf.shape(read)[0]
+    with tf.control_dependencies(checks):
+        return read, tf.reshape(targets, (tokens,)), None if ids is None else tf.reshape(ids, (tokens,))
 
 
 def check(given: dict[str, Any], options: Options) -> None:
@@ -102,12 +135,24 @@ def check(given: dict[str, Any], options: Options) -> None:
         if name not in IDS and not t.dtype.is_floating:
             raise say.not_floating(name, t.dtype.name)
     shapes = {name: tuple(t.shape) for name, t in given.items()}
-    if None in shapes["hidden"]:
-        return
     first = [shapes.pop(name) for name in ("hidden", "table", "targets")]
     check_shapes(first[0], first[1], first[2], **shapes)
     if tf.executing_eagerly():
         _check_numbers(given, options)
+
+
+def _checked_factor(factor: Any) -> Any:
+    """A number, or a tensor of no axes."""
+    if isinstance(factor, float):
+        return factor
+    shape, dtype = tuple(factor.shape), tf.as_dtype(factor.dtype)
+    if shape:
+        raise RangeError(f"a learned factor of {NAME}", got=f"shape {shape}", expected="shape ()")
+    if not (dtype.is_floating or dtype.is_integer):
+        raise say.not_floating("factor", dtype.name)
+    if tf.executing_eagerly() and dtype != tf.float16 and not np.isfinite(np.asarray(tf.cast(factor, tf.float64))):
+        raise say.not_finite("factor", ())
+    return factor
 
 
 def _check_numbers(given: dict[str, Any], options: Options) -> None:
@@ -141,7 +186,7 @@ def _sweep(given: _Given, scale: Any, *, gradients: bool) -> tuple[Found, list[A
     whole["share"] = tf.where(outside, tf.constant(math.nan, wide), whole["share"])
     tokens = tf.shape(given.hidden)[0]
     count = tf.cast(tf.math.ceil(tokens / given.chunk), tf.int32)
-    kinds = (wide, wide, wide, tf.bool, wide, given.hidden.dtype if given.hidden.dtype != tf.float16 else wide)
+    kinds = (wide, wide, wide, tf.bool, wide, given.kept)
     arrays = [tf.TensorArray(kind, count, infer_shape=False, element_shape=None) for kind in kinds]
     sizes = (given.table.shape, (vocab,), ()) if gradients else ((), (), ())
     state = [tf.zeros(size, wide) for size in sizes]
@@ -185,10 +230,14 @@ def _block(given: _Given, hidden: Any, ids: Any, part: dict[str, Any], gradients
         spread = tf.reduce_sum(z if weight is None else z * weight, axis=-1)
         ce += tf.cast(part["counted"], wide) * (total * lse - spread) * (smoothing / vocab)
     z_loss = tf.cast(part["counted"], wide) * options.z_loss * lse**2
-    own = lse if ids is None else tf.gather(z, tf.clip_by_value(tf.cast(ids, tf.int64), 0, vocab - 1), batch_dims=1)
+    own = lse
+    if ids is not None:
+        at = tf.clip_by_value(tf.cast(ids, tf.int64), 0, vocab - 1)
+        strange = part["counted"] & tf.not_equal(at, tf.cast(ids, tf.int64))
+        own = tf.where(strange, tf.constant(math.nan, wide), tf.gather(z, at, batch_dims=1))
     seen = (ce, z_loss, lse, (target >= most) & part["counted"], own)
     if not gradients:
-        return seen, (), tf.zeros_like(hidden)
+        return seen, (), tf.zeros_like(hidden, given.kept)
     pull = part["share"] * (kept + smoothing * total / vocab) + 2.0 * options.z_loss * part["share_z"] * lse
     p = e * (pull / sums)[:, None]
     if smoothing:
@@ -200,4 +249,4 @@ def _block(given: _Given, hidden: Any, ids: Any, part: dict[str, Any], gradients
     grad = tf.matmul(p, table)
     more = tf.matmul(p, read * given.factor, transpose_a=True), tf.reduce_sum(p, 0), tf.reduce_sum(grad * read)
     grad *= given.factor
-    return seen, more, grad if hidden.dtype == tf.float16 else tf.cast(grad, hidden.dtype)
+    return seen, more, tf.cast(grad, given.kept)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from tiebeam.backends.jax.kinds.held import Held
 from tiebeam.backends.jax.kinds.tree import Tree, is_abstract
+from tiebeam.backends.jax.measuring.explicit import explicit_axes_said
 from tiebeam.backends.jax.measuring.numbers import rows_first
 from tiebeam.backends.jax.measuring.objective import Objective
 from tiebeam.backends.jax.measuring.parted import KINDS, Kind, Parted
@@ -21,7 +22,7 @@ from tiebeam.backends.jax.trace import Lowered, lowered, program_of
 from tiebeam.backends.protocol import RefusedError
 from tiebeam.core.gradient_check import reads_in_both
 from tiebeam.core.passes import ROLES, Request, Wanted, wanted
-from tiebeam.core.provenance import INPUT, LEAF, provenance
+from tiebeam.core.provenance import coarsest
 from tiebeam.errors import InputError
 from tiebeam.ir import Graph
 
@@ -30,7 +31,9 @@ STEPS = {"float64": 1e-3, "float32": 5e-2}
 OFF = 1e-3
 """Share of a gradient's norm by which parts that are added up in another order may differ, half precision included."""
 WITHIN = 0.1
-"""Share of float32's rounding that is left in a float64 loss after operations in float32: they are many, and cancel."""
+"""Share of float32's rounding that is left in a float64 loss after operations in float32: they are many, and cancel.
+
+Those of half precision count in full: there a move of a row may be less than what its numbers are rounded by."""
 
 
 class Moves:
@@ -138,10 +141,10 @@ class Moves:
                 "norm, and so are the roles' gradients that tiebeam.measure finds"
             )
         self._whole: npt.NDArray[np.float64] = np.asarray(whole, np.float64)
-        exact = str(found.dtype) if _sharp(graph) else "float32"
+        exact = coarsest(graph, constants=False) or str(found.dtype)
         finfo: Callable[[str], Any] = jnp.finfo  # which knows more floats than NumPy, and has no annotations
         self.step, self.eps = STEPS.get(exact, 5e-2), float(finfo(exact).eps) / 2
-        if exact != str(found.dtype):
+        if exact == "float32" != str(found.dtype):
             self.eps *= WITHIN
         self._run = jax.jit(self._moved)
 
@@ -173,21 +176,9 @@ class Moves:
 
     def loss(self, role: str, row: int, move: npt.NDArray[np.float64]) -> float:
         """The loss with a row moved where one role reads it."""
-        with self._precision():
+        with self._precision(), explicit_axes_said(self._arrays):
             moves = {r: jnp.asarray(move if r == role else 0 * move, self._dtype) for r in ROLES}
             return float(self._run(self._arrays, self._program.inputs, self._given, row, moves))
-
-
-def _sharp(graph: Graph) -> bool:
-    """Whether nothing that the table reaches is rounded to less than float64: many programs cast in their norms."""
-    flags = provenance(graph)
-    return not any(
-        graph.values[v].dtype in ("float32", "bfloat16", "float16")
-        and graph.live[n.index]
-        and flags[v] & (INPUT | LEAF)
-        for n in graph.nodes
-        for v in n.outputs
-    )
 
 
 def moves_of(

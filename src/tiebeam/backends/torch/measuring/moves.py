@@ -24,13 +24,15 @@ from tiebeam.backends.torch.session import neutral, unwrapped
 from tiebeam.backends.torch.trace import Trace, trace
 from tiebeam.core.gradient_check import reads_in_both
 from tiebeam.core.passes import ROLES, Request, wanted
+from tiebeam.core.provenance import coarsest
 from tiebeam.errors import InputError
-from tiebeam.ir import Graph
 
 STEPS = {torch.float64: 1e-3, torch.float32: 5e-2}
 """Steps of a difference, in units of the table's std, by what the model computes in."""
 WITHIN = 0.1
-"""Share of float32's rounding that is left in a float64 loss after operations in float32: they are many, and cancel."""
+"""Share of float32's rounding that is left in a float64 loss after operations in float32: they are many, and cancel.
+
+Those of half precision count in full: there a move of a row may be less than what its numbers are rounded by."""
 
 
 class Moves:
@@ -96,9 +98,10 @@ class Moves:
                 got=f"a loss of {float(loss.detach())}",
                 hint="tiebeam.measure(model, batch) says what else is not",
             )
-        exact = loss.dtype if _sharp(traced.graph) else torch.float32
+        narrow = coarsest(traced.graph)
+        exact = loss.dtype if narrow is None else getattr(torch, narrow)
         self.step, self.eps = STEPS.get(exact, 5e-2), torch.finfo(exact).eps / 2
-        if exact != loss.dtype:
+        if exact == torch.float32 != loss.dtype:
             self.eps *= WITHIN
         if loss.requires_grad:
             [self._whole] = backward(loss, [self._table])
@@ -151,15 +154,6 @@ class Moves:
             )
         with torch.no_grad():
             return float(self._objective(result, list(tensors_of(result, modules=True))))
-
-
-def _sharp(graph: Graph) -> bool:
-    """Whether nothing is rounded to less than float64 on the way: many models cast in their norms."""
-    return not any(
-        graph.values[v].dtype in ("float32", "bfloat16", "float16") and graph.live[n.index]
-        for n in graph.nodes
-        for v in n.outputs
-    )
 
 
 def _copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:

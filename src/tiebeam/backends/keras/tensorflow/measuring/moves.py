@@ -14,10 +14,14 @@ from tiebeam.backends.keras.tensorflow.measuring.split import Again, Key
 from tiebeam.backends.keras.tensorflow.trace import Placed
 from tiebeam.core.gradient_check import reads_in_both
 from tiebeam.core.passes import ROLES, Request
+from tiebeam.core.provenance import coarsest
 from tiebeam.errors import InputError
 
 STEPS = {"float64": 1e-3, "float32": 5e-2}
 """Steps of a difference, in units of the table's std, by what the model computes in."""
+
+HALF_EPS = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
+"""Distance from 1 to the next number: NumPy knows no bfloat16."""
 
 
 class Moves:
@@ -52,7 +56,8 @@ class Moves:
         self.std = float(tf.norm(numbers.wide(table))) / max(1, self.vocab * self.width) ** 0.5 or 1.0
         narrow = placed.graph.values[asked.logits].dtype if asked.logits is not None else "float32"
         exact = "float64" if narrow == "float64" and held.variable.dtype == tf.float64 else "float32"
-        self.step, self.eps = STEPS[exact], float(np.finfo(exact).eps) / 2
+        rounded = coarsest(placed.graph)
+        self.step, self.eps = STEPS[exact], HALF_EPS.get(rounded or "", float(np.finfo(exact).eps)) / 2
         ids = [r.ids for r in reads if r.ids is not None]
         found = integers(program, placed, ids)
         looked_up = {int(i) for array in found.values() for i in np.asarray(array).reshape(-1)}

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tiebeam.backends.keras.tensorflow.graph.program import Program, needed
 from tiebeam.backends.keras.tensorflow.trace import Placed
 from tiebeam.core.passes import Role, RoleRead
+from tiebeam.errors import InputError
 
 ALIASES = frozenset(("ReadVariableOp", "Identity", "StopGradient", "PreventGradient"))
 """What stands between a variable and its use without making another value."""
@@ -96,7 +97,16 @@ class Split:
             return read(found, handles, tables, *more)
 
         specs_of_inputs = [tf.TensorSpec(t.shape, t.dtype) for t in program.inputs]
-        return tf.function(called, autograph=False).get_concrete_function(*specs_of_inputs, *specs)
+        function = tf.function(called, autograph=False).get_concrete_function(*specs_of_inputs, *specs)
+        held = [outer for outer, _ in function.graph.captures if tf.is_symbolic_tensor(outer)]
+        if held:  # what was copied has a gradient that reads the graph that it was copied from
+            raise InputError(
+                "the roles are not told apart: a gradient was written by hand beside a branch or a loop",
+                got=f"a backward pass that holds on to {held[0].name!r}",
+                expected="on TensorFlow, such a gradient in a program without branches and loops",
+                hint="a model that returns logits can be measured, where TiedEmbedding.loss makes a loop",
+            )
+        return function
 
     def _made(self, inside: Any, inputs: Sequence[Any], names: Sequence[str]) -> None:
         """Put the program's operations into a graph: by calling the model again, which names them alike; else copied.
