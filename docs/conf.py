@@ -43,7 +43,7 @@ nitpick_ignore_regex = [
         r"(torch|numpy|np|nn|collections|typing|types|pathlib|rich|typer|transformers|jax|optax|keras|flax|equinox)\..*",
     ),
     (r"py:.*", r"tiebeam\.zoo\.torch\.llama\.Llama"),  # a module like any other
-    (r"py:.*", r"tiebeam\.backends\.keras\.grouped\.GroupedOptimizer"),  # an optimizer like any other
+    (r"py:.*", r"tiebeam\.backends\.keras\.optimizers\.grouped\.GroupedOptimizer"),  # an optimizer like any other
     (r"py:.*", r"tiebeam\.blocks\.jax\.Initializer"),  # a function of a key, a shape and a dtype
     (r"py:.*", r"(Any|Callable|Collection|Mapping|Sequence|Iterable|Literal|Path|Self|Module|Tensor)"),
 ]

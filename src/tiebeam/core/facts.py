@@ -160,7 +160,7 @@ class Table:
 
     @property
     def terms(self) -> int:
-        """How many products one logit sums: the width, and that of tables side by side with this one."""
+        """How many products one logit sums, the width and that of tables side by side with this one."""
         return self.width + max((r.beside for r in self.readouts), default=0)
 
     def to_dict(self) -> dict[str, Any]:
