@@ -19,15 +19,26 @@ ROWS_LISTED = 8
 
 @dataclass
 class _Round:
-    """One table on its way: what was written last and what came of it; `best`: what came nearest to 1 so far."""
+    """One table on its way: what was written last and what came of it.
+
+    Attributes:
+        std: What is to be written.
+        zero_rows: How many rows are left at zero.
+        contradicted: Whether the logits were not as the structure says.
+        by_logits: Whether the plan goes by the logits because it, or another of the same logits, was contradicted.
+        best: Distance and std of what came nearest to 1 so far.
+    """
 
     plan: TablePlan
     std: float
+    zero_rows: int = 0
+    contradicted: bool = False
+    by_logits: bool = False
     measured: float | None = None
     rounds: int = 0
     settled: bool = True
     why: str = ""
-    best: tuple[float, float] | None = None  # distance, std
+    best: tuple[float, float] | None = None
 
     def learn(self, table: Any) -> bool:
         """Take a measurement in; whether another round is needed."""
@@ -39,8 +50,8 @@ class _Round:
         if self.measured is not None and (self.best is None or abs(math.log(self.measured)) < self.best[0]):
             self.best = abs(math.log(self.measured)), self.std
         if self.settled and self.plan.mode == "analytic":
-            self.why = contradiction(table, self.std)
-            self.settled = not self.why
+            self.why = contradiction(table, self.std, self.zero_rows)
+            self.settled, self.contradicted = not self.why, bool(self.why)
             return False
         if self.settled or self.measured is None or self.why or self.rounds == ROUNDS:
             return False
@@ -57,15 +68,10 @@ class _Round:
         self.std_before, self.std = self.std, following
         return True
 
-    def contradicted(self) -> bool:
-        """Whether the logits are not as the structure says, and may be gone by."""
-        return self.plan.measurable and self.plan.mode == "analytic" and bool(self.why)
-
-    def go_by_logits(self) -> None:
+    def go_by_logits(self, written: float) -> None:
         """Begin anew with what was written, as an empirical plan."""
-        if self.plan.table.readouts:
-            self.plan = replace(self.plan, mode="empirical")
-            self.measured, self.best, self.settled, self.why = None, None, True, ""
+        self.plan, self.by_logits, self.std = replace(self.plan, mode="empirical"), True, written
+        self.measured, self.best, self.settled, self.why = None, None, True, ""
 
     def back_to_best(self) -> bool:
         """Where rounds did not settle, take the std that came nearest; whether it must be written again."""
@@ -83,9 +89,9 @@ def drawn(seen: Look, plans: Sequence[TablePlan], seed: int) -> Report:
 
     Whatever stops it half-way, an interrupt too, leaves the tables as they were: they are kept until it is done.
     """
-    rounds = [_Round(p, p.std) for p in plans]
     leaves = [leaf_of(seen, p) for p in plans]
     zero = [seen.model.zero_rows(seen.traced, f, p.table.vocab_axis) for f, p in zip(leaves, plans, strict=True)]
+    rounds = [_Round(p, p.std, len(rows)) for p, rows in zip(plans, zero, strict=True)]
     undo = [seen.model.keep(seen.traced, f) for f in leaves]
     try:
         zeroed, unzero = seen.model.zero(tuple(b for p in plans for b in p.biases))
@@ -126,14 +132,26 @@ def _rounds(
             if any(r.plan.mode == "empirical" for r in rounds):
                 raise
             return now, str(error).splitlines()[0]  # what was written is right all the same
+        written = [r.std for r in rounds]
         pending = [i for i in pending if rounds[i].learn(_table(now, rounds[i].plan))]
-        if any(r.contradicted() for r in rounds):  # the others too: logits that are added up are at 1 together
-            for r in rounds:
-                r.go_by_logits()
-            pending = [i for i, r in enumerate(rounds) if r.learn(_table(now, r.plan))]
+        for i in _by_logits_from_now(now, rounds):
+            rounds[i].go_by_logits(written[i])
+            again = rounds[i].learn(_table(now, rounds[i].plan))
+            pending = sorted({*pending, i} if again else {*pending} - {i})
         if not pending and not over:  # what did not settle may have gone astray
             over, pending = True, [i for i, r in enumerate(rounds) if r.back_to_best()]
     return now, ""
+
+
+def _by_logits_from_now(now: Look, rounds: Sequence[_Round]) -> list[int]:
+    """Tables whose logits contradict the structure, and all that share these: logits that are added up are at 1 together.
+
+    Others are left alone: a table with logits of its own is drawn as if it were the only one.
+    """
+    stds = [{r.logit_std for r in _table(now, one.plan).readouts if r.logit_std is not None} for one in rounds]
+    free = [i for i, r in enumerate(rounds) if r.plan.measurable and r.plan.mode == "analytic" and stds[i]]
+    found = [i for i, r in enumerate(rounds) if r.by_logits or (r.contradicted and i in free)]
+    return [i for i in free if any(stds[i] & stds[j] for j in found)]
 
 
 def _still(seen: Look, report: Report) -> list[Finding]:

@@ -122,24 +122,27 @@ def _start(t: Table, known: float | None) -> float:
     return 1.0 / (factor * math.sqrt(t.terms))
 
 
-def contradiction(table: Table, std: float) -> str:
+def contradiction(table: Table, std: float, zero_rows: int = 0) -> str:
     """Why the logits as measured are not those that factor, hidden state and std give, or "".
 
     Independent draws of V rows leave their std uncertain by 1/sqrt(2V) of itself (three times that is allowed), and
-    the own token, one logit in V, adds kappa**2 * width to V variances.
+    the own token, one logit in V, adds kappa**2 * width to V variances. Where kappa was not measured (a batch of one
+    token) it may be anything up to 1.
 
     Args:
         table: As looked at after `std` was written.
+        zero_rows: Rows that were left at zero: their logits are 0, and count among the others'.
     """
     seen = [r.logit_std for r in table.readouts if r.logit_std is not None]
     if not seen or not table.readout_factor or not table.hidden_rms or not math.isfinite(table.hidden_rms):
         return ""
     formula = moments.logit_std(table.readout_factor, table.hidden_rms, std, table.terms)
     measured = math.sqrt(sum(x * x for x in seen) / len(seen))
-    kappas = [r.kappa for r in table.readouts if r.kappa is not None] if table.lookups else []
+    kappas = [1.0 if r.kappa is None else r.kappa for r in table.readouts] if table.lookups else []
     own = max((k * k for k in kappas), default=0.0) * table.width / table.vocab
     chance = SETTLED + 3.0 / math.sqrt(2.0 * table.vocab)
-    if formula * (1.0 - chance) <= measured <= formula * (math.sqrt(1.0 + own) + chance):
+    drawn = math.sqrt(max(0.0, 1.0 - zero_rows / table.vocab))
+    if formula * (drawn - chance) <= measured <= formula * (math.sqrt(1.0 + own) + chance):
         return ""
     return f"the hidden state, the factor and the std give {formula:.4g}, and the logits have a std of {measured:.4g}"
 
