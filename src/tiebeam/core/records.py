@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from tiebeam.core.backward import backward
+from tiebeam.core.chains import computed_from
 from tiebeam.core.facts import Lookup, Readout
 from tiebeam.core.gradients import reached_by_gradients
 from tiebeam.core.norms import every_use_normalizes, normalized_upstream, stream_before
@@ -15,6 +16,8 @@ from tiebeam.core.source import source_of
 from tiebeam.core.switches import counts_factor
 from tiebeam.core.walk import Forward, Walk
 from tiebeam.ir import Graph, Op
+
+_MOVES = (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK, Op.MUL, Op.DIV)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +156,12 @@ def _logit_std(graph: Graph, read: Read, walk: Walk) -> float | None:
 
 
 def _deltas(graph: Graph, flags: list[int], read: Read, walk: Walk) -> tuple[str, ...]:
-    """Leaves of other vocabulary-sized products added to these logits: a low-rank adapter."""
-    names = []
+    """Leaves of other vocabulary-sized products added to these logits: a low-rank adapter.
+
+    An adapter multiplies the hidden state before, to its rank, whatever that is; a table that reads the hidden state
+    itself, or a part of it, or another one is a readout in its own right.
+    """
+    hidden, names = _moved(graph, flags, read.other), []
     for value in walk.added:
         v = value
         for _ in range(16):
@@ -165,13 +172,25 @@ def _deltas(graph: Graph, flags: list[int], read: Read, walk: Walk) -> tuple[str
                 for i in (0, 1):
                     source = source_of(graph, flags, node, i)
                     if source and read.vocab in source.shape and source.leaf.key != read.source.leaf.key:
-                        names.append(source.leaf.name)
+                        ranked = _moved(graph, flags, node.inputs[1 - i])
+                        if ranked != hidden and computed_from(graph, ranked, hidden):
+                            names.append(source.leaf.name)
                 break
             moving = [x for x in node.inputs if flags[x] & INPUT]
             if len(moving) != 1:
                 break
             v = moving[0]
     return tuple(dict.fromkeys(names))
+
+
+def _moved(graph: Graph, flags: list[int], value: int) -> int:
+    """What a value is a copy, a part or a multiple of."""
+    while (node := graph.producer(value)) is not None and node.op in _MOVES:
+        moving = [x for x in node.inputs if flags[x] & INPUT]
+        if len(moving) != 1:
+            break
+        value = moving[0]
+    return value
 
 
 def _fold(uses: list[Use]) -> list[Use]:

@@ -202,9 +202,9 @@ def _training(c: Context, t: Table) -> Iterator[Finding]:
         )  # fmt: skip
     if not t.tied:
         return
-    heads = {name for other in c.tables if other.readouts for name in other.names}  # tables, and no adapter's factors
+    own = {name for other in c.tables if other.lookups for name in other.names}  # adapted in both roles
     for readout in t.readouts:
-        delta = [name for name in readout.delta if name not in heads]
+        delta = [name for name in readout.delta if name not in own]
         if delta:
             yield Finding(
                 "adapter-on-readout", "warning", t.name,
