@@ -144,7 +144,7 @@ def _rounds(
 
 
 def _by_logits_from_now(now: Look, rounds: Sequence[_Round]) -> list[int]:
-    """Tables whose logits contradict the structure, and all that share these: logits that are added up are at 1 together.
+    """Tables whose logits contradict the structure, and all that share these: added up, they are at 1 together.
 
     Others are left alone: a table with logits of its own is drawn as if it were the only one.
     """

@@ -60,6 +60,12 @@ class Wanted:
     loss: int | None
     main: tuple[int | None, int | None]
 
+    def end(self, request: "Request") -> int | None:
+        """What the loss is taken of; None where the caller's own function may take it of anything."""
+        if request.loss is not None:
+            return None
+        return self.logits if self.loss is None else self.loss
+
 
 @dataclass(frozen=True, slots=True)
 class OwnLoss:

@@ -1,5 +1,7 @@
 """Where values come from: from an input, through integers alone, from a leaf."""
 
+from collections.abc import Sequence
+
 from tiebeam.ir import Graph, Node, Op, Origin
 
 INPUT = 1  # an input of the model reached it
@@ -12,6 +14,7 @@ PATTERN = 128  # no input, parameter or draw reached it, and it was made by a co
 RAW = 64  # an input as it came, floats too, moved at most: made integers it is what the caller wrote, ids as floats
 
 HALF = ("bfloat16", "float16")
+_GIVEN = INPUT | LEAF
 
 _MOVES = (Op.LAYOUT, Op.CAST, Op.MASK, Op.UPDATE, Op.CONCAT, Op.DROPOUT)
 _ARITHMETIC = (Op.ADD, Op.SUB, Op.MUL, Op.POINTWISE, Op.GATHER)
@@ -42,29 +45,44 @@ def provenance(graph: Graph) -> list[int]:
     return flags
 
 
-def coarsest(graph: Graph, *, constants: bool = True) -> str | None:
+def coarsest(graph: Graph, table: int, end: int | None = None, *, constants: bool = True) -> str | None:
     """The coarsest float that something on the way is rounded to; None where all are float64.
 
-    Many programs cast in their norms, and those of mixed precision everywhere; masks and positions lose nothing by
-    half precision.
+    Many programs cast in their norms, and those of mixed precision everywhere. Half precision counts where it is
+    between the table and the loss: masks, rotations and what is returned beside are the same however the table moves.
 
     Args:
+        table: Key of the leaf that is moved.
+        end: What the loss is taken of; None where it may be all that is returned.
         constants: Whether float32 counts where no input and no parameter is seen to have reached it.
     """
     flags = provenance(graph)
+    between = _between(graph, table, graph.outputs if end is None else (end,))
     made = {
         graph.values[v].dtype
         for n in graph.nodes
         if graph.live[n.index]
         for v in n.outputs
-        if _loses(graph.values[v].dtype, flags[v], constants)
+        if (between[v] and not flags[v] & INTS if graph.values[v].dtype in HALF else constants or flags[v] & _GIVEN)
     }
     return next((dtype for dtype in (*HALF, "float32") if dtype in made), None)
 
 
-def _loses(dtype: str, flags: int, constants: bool) -> bool:
-    reached = bool(flags & (INPUT | LEAF))
-    return reached and not flags & INTS if dtype in HALF else reached or constants
+def _between(graph: Graph, leaf: int, ends: Sequence[int]) -> list[bool]:
+    """For each value whether it was computed from a leaf, and an end from it."""
+    moves = [v.leaf is not None and v.leaf.key == leaf for v in graph.values]
+    for node in graph.nodes:
+        if any(moves[v] for v in node.inputs):
+            for v in node.outputs:
+                moves[v] = True
+    matters = [False] * len(graph.values)
+    for v in ends:
+        matters[v] = True
+    for node in reversed(graph.nodes):
+        if any(matters[v] for v in node.outputs):
+            for v in node.inputs:
+                matters[v] = True
+    return [a and b for a, b in zip(moves, matters, strict=True)]
 
 
 def _of_inputs(graph: Graph, node: Node, read: list[int]) -> int:

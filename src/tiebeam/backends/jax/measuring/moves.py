@@ -95,7 +95,7 @@ class Moves:
         looked_up = {int(i) for r in reads if r.ids in ids for i in ids[r.ids].reshape(-1)}
         self.held = tuple(sorted(i for i in looked_up if 0 <= i < self.vocab))
         self._check_apart()
-        self._measure(low.graph)
+        self._measure(low.graph, asked.end(request))
 
     def _check_apart(self) -> None:
         """Refuse an operation of unknown body that reads the table in both roles at once."""
@@ -109,7 +109,7 @@ class Moves:
                 hint="check the operation by itself",
             )
 
-    def _measure(self, graph: Graph) -> None:
+    def _measure(self, graph: Graph, end: int | None) -> None:
         """The gradient as the program itself gives it, and how sharp its loss is."""
 
         def loss(table: Any, arrays: Sequence[Any], inputs: Sequence[Any], given: Sequence[Any]) -> Any:
@@ -141,7 +141,7 @@ class Moves:
                 "norm, and so are the roles' gradients that tiebeam.measure finds"
             )
         self._whole: npt.NDArray[np.float64] = np.asarray(whole, np.float64)
-        exact = coarsest(graph, constants=False) or str(found.dtype)
+        exact = coarsest(graph, self._key, end, constants=False) or str(found.dtype)
         finfo: Callable[[str], Any] = jnp.finfo  # which knows more floats than NumPy, and has no annotations
         self.step, self.eps = STEPS.get(exact, 5e-2), float(finfo(exact).eps) / 2
         if exact == "float32" != str(found.dtype):

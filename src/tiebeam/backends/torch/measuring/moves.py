@@ -98,7 +98,7 @@ class Moves:
                 got=f"a loss of {float(loss.detach())}",
                 hint="tiebeam.measure(model, batch) says what else is not",
             )
-        narrow = coarsest(traced.graph)
+        narrow = coarsest(traced.graph, key, asked.end(request))
         exact = loss.dtype if narrow is None else getattr(torch, narrow)
         self.step, self.eps = STEPS.get(exact, 5e-2), torch.finfo(exact).eps / 2
         if exact == torch.float32 != loss.dtype:

@@ -56,7 +56,7 @@ class Moves:
         self.std = float(tf.norm(numbers.wide(table))) / max(1, self.vocab * self.width) ** 0.5 or 1.0
         narrow = placed.graph.values[asked.logits].dtype if asked.logits is not None else "float32"
         exact = "float64" if narrow == "float64" and held.variable.dtype == tf.float64 else "float32"
-        rounded = coarsest(placed.graph)
+        rounded = coarsest(placed.graph, self._leaf, asked.end(request))
         self.step, self.eps = STEPS[exact], HALF_EPS.get(rounded or "", float(np.finfo(exact).eps)) / 2
         ids = [r.ids for r in reads if r.ids is not None]
         found = integers(program, placed, ids)
