@@ -1,5 +1,6 @@
 """Logits that are left uncomputed, what is written to them, and who looks for their gradient."""
 
+import copy
 import functools
 
 import pytest
@@ -54,6 +55,14 @@ def copied_before_it_was_written(z):
     copy_of_it = cut.contiguous()
     cut.data[..., 3] = -1e4
     return z + F.pad(copy_of_it, (0, 0, 0, 4))
+
+
+def written_by_way_of_a_copy_of_the_tensor(z):
+    other = copy.copy(z)  # of the same memory
+    twice = z * 2
+    with torch.no_grad():
+        other.mul_(0.5)
+    return twice
 
 
 def cloned_and_written(z):
@@ -155,6 +164,7 @@ WRITES = {
     "rectified in place": made_before_it_was_rectified,
     "what they were made of": made_of_what_was_written_since,
     "by way of their storage": written(lambda z: torch.empty(0).set_(z.untyped_storage()).view(-1, 31)[:, 3].zero_()),
+    "by way of a copy of the tensor": written_by_way_of_a_copy_of_the_tensor,
     "a hook after their use": hooked_after_it_was_used,
     "a hook before a write": hooked_and_written,
     "a hook on a view that was written": hooked_on_a_view_that_was_written_since,

@@ -334,5 +334,7 @@ GETTERS = frozenset(
 )
 GRADIENT = getattr(Tensor, "grad").__get__  # noqa: B009 # which mypy takes for a tensor
 WATCHES = frozenset("register_hook retain_grad".split())
-HANDS_OUT = frozenset("__setitem__ numpy __array__ __dlpack__ data_ptr untyped_storage storage _typed_storage".split())
+HANDS_OUT = frozenset(
+    "__setitem__ numpy __array__ __dlpack__ __reduce_ex__ data_ptr untyped_storage storage _typed_storage".split()
+)
 """Writes, or lets others write without being heard."""
