@@ -224,6 +224,20 @@ def test_the_own_token_of_a_tied_table_adds_to_the_variance_of_its_logits():
     assert contradiction(measured(own + 0.9 * chance, kappa=0.0), 1 / ROOT)
 
 
+def test_an_own_token_whose_share_was_not_measured_may_have_any():
+    """A batch of one token has no cosine to be told from chance: what it could add is no contradiction."""
+    most = math.sqrt(1 + table().width / table().vocab) + SETTLED + 3 / math.sqrt(2 * table().vocab)
+    assert contradiction(measured(0.99 * most, kappa=None), 1 / ROOT) == ""
+    assert contradiction(measured(1.01 * most, kappa=None), 1 / ROOT)
+    assert contradiction(replace(measured(0.99 * most, kappa=None), lookups=()), 1 / ROOT)
+
+
+def test_rows_that_are_left_at_zero_take_from_the_std_of_all_logits_and_contradict_nothing():
+    t = measured(math.sqrt(0.8))
+    assert contradiction(t, 1 / ROOT, zero_rows=t.vocab // 5) == ""
+    assert contradiction(t, 1 / ROOT)
+
+
 def test_what_was_not_measured_contradicts_nothing():
     assert contradiction(measured(None), 1 / ROOT) == ""
     assert contradiction(table(readout_factor=None, readouts=(readout(logit_std=9.0),)), 1 / ROOT) == ""

@@ -280,3 +280,24 @@ def test_a_right_gradient_of_a_model_in_half_precision_is_undecided_and_not_call
     ids = torch.randint(48, (8, 16), generator=torch.Generator().manual_seed(0))
     found = tiebeam.check_gradients(Narrow(), ids)
     assert (found.lookup, found.readout, found.wrong_rows) == ("unknown", "unknown", None)
+
+
+class Cached(nn.Module):
+    """Float32 on the way to the logits; a rotation, a cache and a figure beside them are in bfloat16."""
+
+    def __init__(self, times: float) -> None:
+        super().__init__()
+        self.embed, self.times = Narrow().embed, times
+        self.register_buffer("turn", torch.linspace(0.5, 1.5, 16).bfloat16())
+
+    def forward(self, ids: Tensor) -> Any:
+        x = nn.functional.rms_norm(self.embed(ids) * (self.turn * 2).float(), (16,))
+        logits = Head.apply(x, self.embed.weight, self.times)
+        return {"logits": logits, "cache": x.bfloat16(), "right": logits.bfloat16().argmax(-1)}
+
+
+@pytest.mark.parametrize("path", ["kept", "dropped", "doubled"])
+def test_half_precision_that_is_not_between_the_table_and_the_loss_hides_no_lost_path(path: Path) -> None:
+    ids = torch.randint(48, (8, 16), generator=torch.Generator().manual_seed(0))
+    found = tiebeam.check_gradients(Cached(TIMES[path]), ids)
+    assert (found.lookup, found.readout, found.wrong_rows) == ("kept", path, 0 if path == "kept" else 64)

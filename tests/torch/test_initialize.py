@@ -226,43 +226,6 @@ def test_an_offloaded_model_is_refused() -> None:
         tiebeam.initialize(model, IDS)
 
 
-class Shards(nn.Module):
-    """A table cut along its width: each half gives half of every logit, which no std of one half accounts for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.halves = nn.ModuleList(nn.Embedding(300, 32) for _ in range(2))
-        self.norm = nn.LayerNorm(64)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        h = self.norm(torch.cat([half(ids) for half in self.halves], -1))
-        parts = zip(h.chunk(2, -1), self.halves, strict=True)
-        first, second = (nn.functional.linear(x, half.weight) for x, half in parts)
-        return first + second
-
-
-def test_logits_that_are_not_at_one_are_not_called_settled_whatever_the_formula_says() -> None:
-    torch.manual_seed(0)
-    model = Shards()
-    report = tiebeam.initialize(model, IDS, mode="analytic")
-    std = model(IDS).std().item()
-    assert std > 1.3
-    assert [done.settled for done in report.init] == [False, False]
-    assert "not-settled" in {f.code for f in report.findings}
-
-
-def test_where_the_logits_contradict_the_structure_auto_goes_by_the_logits() -> None:
-    torch.manual_seed(0)
-    model = Shards()
-    report = tiebeam.initialize(model, IDS)
-    assert [(done.mode, done.settled) for done in report.init] == [("empirical", True)] * 2
-    assert 0.95 < model(IDS).std().item() < 1.05
-    assert not {f.code for f in report.findings} & {"not-settled", "adapter-on-readout"}
-    once = [half.weight.detach().clone() for half in model.halves]
-    tiebeam.initialize(model, IDS)
-    assert all(torch.equal(half.weight, was) for half, was in zip(model.halves, once, strict=True))
-
-
 class Candidates(Model):
     """Logits of some tokens alone: the readout of a sampled softmax."""
 

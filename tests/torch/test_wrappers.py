@@ -170,6 +170,42 @@ def test_an_adapter_on_the_head_alone_is_a_finding() -> None:
     assert [f.severity for f in report.findings if f.code == "adapter-on-readout"] == ["warning"]
 
 
+class ByHand(Modules):
+    """An adapter of some rank on the head, written by hand."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(WIDTH, rank, bias=False), nn.Linear(rank, VOCAB, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids) * 4.0
+        h = self.norm(x + torch.tanh(self.mid(x)))
+        return (self.head(h) + 2.0 * self.up(self.down(F.dropout(h, 0.1)))) * 0.5
+
+
+@pytest.mark.parametrize("rank", [1, WIDTH // 2, WIDTH, 2 * WIDTH])
+def test_an_adapter_on_the_head_is_a_finding_whatever_its_rank(rank: int) -> None:
+    """Of half the width, its factor counted as a table that is read out, and no warning was given."""
+    found = [f for f in tiebeam.inspect(ByHand(rank), ids()).findings if f.code == "adapter-on-readout"]
+    assert [f.severity for f in found] == ["warning"]
+    assert "up.weight" in found[0].message
+
+
+class Both(ByHand):
+    """The same adapter in both roles: it is a table, looked up too."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids) * 4.0 + F.embedding(ids, self.up.weight) @ self.down.weight
+        h = self.norm(x + torch.tanh(self.mid(x)))
+        return (self.head(h) + self.up(self.down(h))) * 0.5
+
+
+def test_an_adapter_in_both_roles_is_no_finding() -> None:
+    report = tiebeam.inspect(Both(WIDTH // 2), ids())
+    assert report.tables[0].tied
+    assert "adapter-on-readout" not in {f.code for f in report.findings}
+
+
 @pytest.mark.slow
 def test_a_side_kept_as_a_trained_copy_is_a_finding() -> None:
     report = tiebeam.inspect(adapted(target_modules=["mid"], modules_to_save=["embed"]), ids())

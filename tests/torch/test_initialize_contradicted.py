@@ -1,0 +1,81 @@
+"""Logits that are not as the structure says, and those that are: which tables `initialize` draws by their logits."""
+
+import pytest
+import torch
+from tests.torch.test_initialize import IDS, Model
+from torch import Tensor, nn
+
+import tiebeam
+
+
+class Shards(nn.Module):
+    """A table cut along its width: each half gives half of every logit, which no std of one half accounts for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halves = nn.ModuleList(nn.Embedding(300, 32) for _ in range(2))
+        self.norm = nn.LayerNorm(64)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.norm(torch.cat([half(ids) for half in self.halves], -1))
+        parts = zip(h.chunk(2, -1), self.halves, strict=True)
+        first, second = (nn.functional.linear(x, half.weight) for x, half in parts)
+        return first + second
+
+
+def test_logits_that_are_not_at_one_are_not_called_settled_whatever_the_formula_says() -> None:
+    torch.manual_seed(0)
+    model = Shards()
+    report = tiebeam.initialize(model, IDS, mode="analytic")
+    std = model(IDS).std().item()
+    assert std > 1.3
+    assert [done.settled for done in report.init] == [False, False]
+    assert "not-settled" in {f.code for f in report.findings}
+
+
+def test_where_the_logits_contradict_the_structure_auto_goes_by_the_logits() -> None:
+    torch.manual_seed(0)
+    model = Shards()
+    report = tiebeam.initialize(model, IDS)
+    assert [(done.mode, done.settled) for done in report.init] == [("empirical", True)] * 2
+    assert 0.95 < model(IDS).std().item() < 1.05
+    assert not {f.code for f in report.findings} & {"not-settled", "adapter-on-readout"}
+    once = [half.weight.detach().clone() for half in model.halves]
+    tiebeam.initialize(model, IDS)
+    assert all(torch.equal(half.weight, was) for half, was in zip(model.halves, once, strict=True))
+
+
+class TwoHeads(Shards):
+    """Letters with logits of their own beside the words' halves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.letters = nn.Embedding(65, 64)
+
+    def forward(self, ids: Tensor) -> Tensor:  # type: ignore[override]
+        h = self.norm(self.letters(ids % 65) + torch.cat([half(ids) for half in self.halves], -1))
+        a, b = h.chunk(2, -1)
+        return h @ self.letters.weight.T, a @ self.halves[0].weight.T + b @ self.halves[1].weight.T  # type: ignore
+
+
+def test_a_table_with_logits_of_its_own_is_left_alone_where_others_are_contradicted() -> None:
+    torch.manual_seed(0)
+    found = {done.name: done for done in tiebeam.initialize(TwoHeads(), IDS).init}
+    assert {name: done.mode for name, done in found.items()} == {
+        "letters.weight": "analytic", "halves.0.weight": "empirical", "halves.1.weight": "empirical"
+    }  # fmt: skip
+    alone = {done.name: done for done in tiebeam.initialize(TwoHeads(), IDS, mode="analytic").init}
+    assert found["letters.weight"].std == pytest.approx(alone["letters.weight"].std)
+    assert all(done.settled for done in found.values())
+
+
+@pytest.mark.parametrize("rows", [60, 0])
+def test_a_padded_vocabulary_is_drawn_by_its_structure(rows: int) -> None:
+    """Its zero rows stay, and their logits of 0 are no reason to draw the others larger."""
+    model = Model()
+    model.embed = nn.Embedding(5000, 64)
+    model.head.weight = model.embed.weight
+    with torch.no_grad():
+        model.embed.weight[5000 - 16 * rows :] = 0
+    [done] = tiebeam.initialize(model, IDS).init
+    assert (done.mode, done.settled, done.std) == ("analytic", True, pytest.approx(1 / 8, rel=1e-3))
