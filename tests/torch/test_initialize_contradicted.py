@@ -45,6 +45,30 @@ def test_where_the_logits_contradict_the_structure_auto_goes_by_the_logits() -> 
     assert all(torch.equal(half.weight, was) for half, was in zip(model.halves, once, strict=True))
 
 
+class Louder(Shards):
+    """The second half reads its part of the hidden state behind a gain of 3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.full((32,), 3.0))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.norm(torch.cat([half(ids) for half in self.halves], -1))
+        a, b = h.chunk(2, -1)
+        return a @ self.halves[0].weight.T + b * self.gain @ self.halves[1].weight.T  # type: ignore[operator]
+
+
+def test_a_gain_that_one_of_two_has_to_make_up_for_does_not_shrink_the_other() -> None:
+    """The first was divided by what the second had too much, before the second had made up for it."""
+    torch.manual_seed(0)
+    model = Louder()
+    first, second = tiebeam.initialize(model, IDS).init
+    assert first.settled
+    assert second.settled
+    assert first.std == pytest.approx(3 * second.std, rel=0.1)
+    assert 0.95 < model(IDS).std().item() < 1.05
+
+
 class TwoHeads(Shards):
     """Letters with logits of their own beside the words' halves."""
 

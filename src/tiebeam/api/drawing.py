@@ -68,6 +68,10 @@ class _Round:
         self.std_before, self.std = self.std, following
         return True
 
+    def wait(self) -> None:
+        """Be measured once more with what was written, when others have moved."""
+        self.measured, self.contradicted, self.settled, self.why = None, False, True, ""
+
     def go_by_logits(self, written: float) -> None:
         """Begin anew with what was written, as an empirical plan."""
         self.plan, self.by_logits, self.std = replace(self.plan, mode="empirical"), True, written
@@ -134,24 +138,31 @@ def _rounds(
             return now, str(error).splitlines()[0]  # what was written is right all the same
         written = [r.std for r in rounds]
         pending = [i for i in pending if rounds[i].learn(_table(now, rounds[i].plan))]
-        for i in _by_logits_from_now(now, rounds):
+        waiting, switched = _contradicted(now, rounds, pending)
+        for i in waiting:
+            rounds[i].wait()
+        for i in switched:
             rounds[i].go_by_logits(written[i])
-            again = rounds[i].learn(_table(now, rounds[i].plan))
-            pending = sorted({*pending, i} if again else {*pending} - {i})
+        again = [i for i in switched if rounds[i].learn(_table(now, rounds[i].plan))]
+        pending = sorted({*pending, *waiting} - {*switched} | {*again})
         if not pending and not over:  # what did not settle may have gone astray
             over, pending = True, [i for i, r in enumerate(rounds) if r.back_to_best()]
     return now, ""
 
 
-def _by_logits_from_now(now: Look, rounds: Sequence[_Round]) -> list[int]:
-    """Tables whose logits contradict the structure, and all that share these: added up, they are at 1 together.
+def _contradicted(now: Look, rounds: Sequence[_Round], pending: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Tables to look at once more, and those that go by the logits from now on.
 
-    Others are left alone: a table with logits of its own is drawn as if it were the only one.
+    The latter are those whose logits contradict the structure, and all that share these: added up, they are at 1
+    together. It is judged when all of them are at what the structure gives, or one that has a gain to make up for
+    would shrink the others. Tables with logits of their own are left alone.
     """
     stds = [{r.logit_std for r in _table(now, one.plan).readouts if r.logit_std is not None} for one in rounds]
     free = [i for i, r in enumerate(rounds) if r.plan.measurable and r.plan.mode == "analytic" and stds[i]]
     found = [i for i, r in enumerate(rounds) if r.by_logits or (r.contradicted and i in free)]
-    return [i for i in free if any(stds[i] & stds[j] for j in found)]
+    early = [i for i in found if i in free and any(stds[i] & stds[j] for j in free if j in pending)]
+    found = [i for i in found if i not in early]
+    return early, [i for i in free if i not in early and any(stds[i] & stds[j] for j in found)]
 
 
 def _still(seen: Look, report: Report) -> list[Finding]:
