@@ -45,17 +45,19 @@ def test_where_the_logits_contradict_the_structure_auto_goes_by_the_logits() -> 
     assert all(torch.equal(half.weight, was) for half, was in zip(model.halves, once, strict=True))
 
 
-class Louder(Shards):
-    """The second half reads its part of the hidden state behind a gain of 3."""
+class Louder(nn.Module):
+    """Two tied tables whose logits are added up; one reads the hidden state behind a gain of 3."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.gain = nn.Parameter(torch.full((32,), 3.0))
+        self.halves = nn.ModuleList(nn.Embedding(300, 64) for _ in range(2))
+        self.norms = nn.ModuleList(nn.RMSNorm(64) for _ in range(2))
+        nn.init.constant_(self.norms[1].weight, 3.0)  # type: ignore[arg-type]
 
     def forward(self, ids: Tensor) -> Tensor:
-        h = self.norm(torch.cat([half(ids) for half in self.halves], -1))
-        a, b = h.chunk(2, -1)
-        return a @ self.halves[0].weight.T + b * self.gain @ self.halves[1].weight.T  # type: ignore[operator]
+        x = torch.stack([half(ids) for half in self.halves]).sum(0)
+        first, second = (norm(x) @ half.weight.T for norm, half in zip(self.norms, self.halves, strict=True))  # type: ignore
+        return first + second
 
 
 def test_a_gain_that_one_of_two_has_to_make_up_for_does_not_shrink_the_other() -> None:

@@ -25,6 +25,7 @@ class _Round:
         std: What is to be written.
         zero_rows: How many rows are left at zero.
         contradicted: Whether the logits were not as the structure says.
+        waited: Whether that was so before another of the same logits had made up for its gain.
         by_logits: Whether the plan goes by the logits because it, or another of the same logits, was contradicted.
         best: Distance and std of what came nearest to 1 so far.
     """
@@ -33,6 +34,7 @@ class _Round:
     std: float
     zero_rows: int = 0
     contradicted: bool = False
+    waited: bool = False
     by_logits: bool = False
     measured: float | None = None
     rounds: int = 0
@@ -69,8 +71,8 @@ class _Round:
         return True
 
     def wait(self) -> None:
-        """Be measured once more with what was written, when others have moved."""
-        self.measured, self.contradicted, self.settled, self.why = None, False, True, ""
+        """Be measured once more with what was written, when others have moved; once, for they may move this one."""
+        self.measured, self.contradicted, self.settled, self.why, self.waited = None, False, True, "", True
 
     def go_by_logits(self, written: float) -> None:
         """Begin anew with what was written, as an empirical plan."""
@@ -154,15 +156,17 @@ def _contradicted(now: Look, rounds: Sequence[_Round], pending: Sequence[int]) -
     """Tables to look at once more, and those that go by the logits from now on.
 
     The latter are those whose logits contradict the structure, and all that share these: added up, they are at 1
-    together. It is judged when all of them are at what the structure gives, or one that has a gain to make up for
-    would shrink the others. Tables with logits of their own are left alone.
+    together. Where one of them has a gain to make up for, it does so first, or it would shrink the others. Tables with
+    logits of their own are left alone.
     """
     stds = [{r.logit_std for r in _table(now, one.plan).readouts if r.logit_std is not None} for one in rounds]
     free = [i for i, r in enumerate(rounds) if r.plan.measurable and r.plan.mode == "analytic" and stds[i]]
-    found = [i for i, r in enumerate(rounds) if r.by_logits or (r.contradicted and i in free)]
-    early = [i for i in found if i in free and any(stds[i] & stds[j] for j in free if j in pending)]
-    found = [i for i in found if i not in early]
-    return early, [i for i in free if i not in early and any(stds[i] & stds[j] for j in found)]
+    found = [i for i, r in enumerate(rounds) if r.by_logits or (i in free and (r.contradicted or r.waited))]
+    early = {
+        i for i in found if i in free and not rounds[i].waited and any(stds[i] & stds[j] for j in free if j in pending)
+    }
+    switched = [i for i in free if any(stds[i] & stds[j] for j in found if j not in early)]
+    return sorted(early - {*switched}), switched
 
 
 def _still(seen: Look, report: Report) -> list[Finding]:
