@@ -34,8 +34,8 @@ test: $(READY) ## tests and doctests, a process for each framework
 wide: $(READY) ## the sweeps that `make test` leaves out
 	$(PYTEST) -m wide
 
-fast: $(READY) ## the tests that take under a minute
-	$(PYTEST) --budget 60 -m 'not slow and not zoo and not wide'
+fast: $(READY) ## the quick tests of PyTorch and of what needs no framework, under a minute
+	$(PYTEST) --backends torch --budget 60 -m 'not slow and not zoo and not wide'
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -22,6 +22,8 @@ from tiebeam.core.advice import Advice
 from tiebeam.core.evidence import PRACTICE
 from tiebeam.errors import CheckpointError, RangeError, TargetError, TiebeamError
 
+pytestmark = pytest.mark.slow
+
 TINY = {
     "model_type": "llama", "vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 32,

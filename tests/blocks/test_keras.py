@@ -1,4 +1,4 @@
-"""The block of Keras, on the backend that this process has; `test_keras_backends.py` visits the others."""
+"""The block of Keras, on the backend that this process has; the other processes visit the others."""
 
 import json
 from typing import ClassVar

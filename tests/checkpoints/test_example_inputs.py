@@ -14,6 +14,8 @@ from tests.checkpoints.tiny import TINY, captioner, tiny
 from tiebeam.checkpoints.example_inputs import from_config, from_signature, token_ids
 from tiebeam.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 VISION = {"image_size": 32, "num_channels": 3}
 
 

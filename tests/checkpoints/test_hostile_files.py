@@ -21,6 +21,8 @@ from tiebeam.checkpoints import inspect, open_archive
 from tiebeam.checkpoints.formats import torch_pickle
 from tiebeam.errors import CheckpointError
 
+pytestmark = pytest.mark.slow
+
 E = table()
 
 

@@ -16,6 +16,8 @@ from tests.checkpoints.mutations import (
     wrong,
 )
 
+pytestmark = pytest.mark.slow
+
 COUNT = 2000
 
 

@@ -24,6 +24,8 @@ from tiebeam.cli.targets import resolve
 from tiebeam.core.finding import Finding
 from tiebeam.core.report import Report
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 COMMANDS = ("inspect", "measure", "sensitivity", "advise", "init", "checkpoint", "demo")
 

@@ -14,6 +14,8 @@ from tiebeam.cli.keras_archive import held_bytes, read_config
 from tiebeam.cli.keras_target import choose_backend
 from tiebeam.errors import BackendError, TargetError
 
+pytestmark = pytest.mark.slow
+
 DENSE = {"module": "keras.layers", "class_name": "Dense", "config": {"units": 4}, "registered_name": None}
 FOREIGN = {"module": "os", "class_name": "system", "config": {}, "registered_name": "system"}
 OWN = {"module": "my.layers", "class_name": "Mine", "config": {}, "registered_name": "Mine>Mine"}

@@ -16,6 +16,8 @@ from tiebeam.cli.targets import resolve
 from tiebeam.reports.jsontext import portable
 from tiebeam.reports.measured import schema
 
+pytestmark = pytest.mark.slow
+
 TEXT = "One table, read at both ends: as the lookup and as the readout. Zwölf Boxkämpfer!\n" * 3
 BATCHES = """
 import torch

@@ -13,6 +13,8 @@ from tests.checkpoints.tiny import GPT2, GROUPED, tiny
 from tiebeam.cli.targets import resolve
 from tiebeam.errors import TargetError
 
+pytestmark = pytest.mark.slow
+
 GPT2_FILE = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **GPT2}
 
 

@@ -19,6 +19,8 @@ from tests.processes.table import COMPILING, EXAMPLES, TORCH
 import tiebeam
 from tiebeam.core.findings.catalog import CODES
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(python|pycon)\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)

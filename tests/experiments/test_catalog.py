@@ -15,6 +15,8 @@ from tiebeam.experiments.store import Store
 from tiebeam.experiments.sweep import ask, last_runs
 from tiebeam.experiments.tables import Figure, Spread, Table
 
+pytestmark = pytest.mark.slow
+
 
 def done(name, folder, *, profile="smoke", data=(), **changes):
     """Run one sweep, and return its runs."""

@@ -20,6 +20,8 @@ from tiebeam.experiments.training import TrainSettings, train, validate
 from tiebeam.experiments.windows import draw_windows, spread_windows
 from tiebeam.zoo.torch.minigpt import MiniGPT, MiniGPTConfig
 
+pytestmark = pytest.mark.slow
+
 TINY = DemoSettings(
     vocab=400,
     max_bytes=120_000,

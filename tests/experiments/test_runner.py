@@ -24,6 +24,8 @@ from tiebeam.experiments.spec import DivergedError, Experiment
 from tiebeam.experiments.store import Store
 from tiebeam.experiments.sweep import ask, last_runs
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = [{"seed": seed} for seed in range(6)]
 

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FRAMEWORKS = ("torch", "jax", "flax", "equinox", "keras", "tensorflow", "transformers", "accelerate", "peft")
 OWN = {  # what a module for one framework may load, which that framework is built on
     "torch": ("torch",),

@@ -25,6 +25,8 @@ from tests.processes.table import (
     parts,
 )
 
+pytestmark = pytest.mark.slow
+
 STRANGERS = {s for p in PROCESSES.values() for s in p.strangers}
 
 

@@ -8,6 +8,8 @@ import pytest
 
 import tiebeam
 
+pytestmark = pytest.mark.slow
+
 ABSENT = """
 import sys
 for name in {absent!r}:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 import tiebeam
 from tiebeam.torch import TiedEmbedding, mix_roles
 
+pytestmark = pytest.mark.slow
+
 SEEN = [r for r in APART if r.__name__ not in ("one_hot", "two_views")]
 
 

@@ -14,6 +14,8 @@ from tiebeam.core.optimizers import RULES
 from tiebeam.torch import param_groups, split_for_muon
 from tiebeam.zoo.torch.minigpt import MiniGPT
 
+pytestmark = pytest.mark.slow
+
 optim = torch.optim
 Build = Callable[[Any], torch.optim.Optimizer]
 

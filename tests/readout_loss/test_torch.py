@@ -11,6 +11,8 @@ from tiebeam.blocks.readout_loss import sizes
 from tiebeam.blocks.readout_loss.torch import kernel, operator, precision, quick
 from tiebeam.torch import readout_loss
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = {
     "soft_cap": (None, 2.5),
     "label_smoothing": (0.0, 0.1),

@@ -15,6 +15,8 @@ from tiebeam.blocks.readout_loss.torch.operator import Numbers, readout_loss_op
 from tiebeam.errors import GradientError
 from tiebeam.torch import TiedEmbedding, readout_loss
 
+pytestmark = pytest.mark.slow
+
 CASES = {
     "plain": {},
     "capped": {"soft_cap": 2.0, "bias": True, "factor": True},

@@ -18,6 +18,8 @@ import tiebeam
 import tiebeam.testing
 from tiebeam.testing import assert_survives, assert_tied
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -8,6 +8,8 @@ from tests.torch.models.kit import Builder, Case, load
 
 import tiebeam
 
+pytestmark = pytest.mark.slow
+
 THEMES = [theme for theme in load() if theme != "outputs"]
 
 

@@ -16,6 +16,8 @@ from tiebeam.errors import CheckpointError, RangeError, TargetError
 from tiebeam.torch import load_llama2c
 from tiebeam.zoo.torch.llama import Llama, LlamaConfig
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SIZES = dict(zip(FIELDS, (8, 12, 2, 2, 1, 20, 6), strict=True))
 # What `./run stories260K.bin -z tok512.bin -t 0.0` prints: llama2.c, doc/stories260K.md.

@@ -1,10 +1,13 @@
 """Roles, names and counts, however the table is read."""
 
 import warnings
+from typing import Any
 
 import pytest
+import torch
 from tests.torch.expect import all_of, check, table_of
 from tests.torch.models.kit import Builder, load
+from torch import nn
 
 import tiebeam
 
@@ -59,3 +62,23 @@ def test_positions_are_no_vocabulary_table() -> None:
 def test_one_input_may_be_given_bare() -> None:
     case = load()["lookups"]["EmbeddingModule"]()
     assert tiebeam.inspect(case.model, case.inputs[0]).tables == tiebeam.inspect(case.model, case.inputs).tables
+
+
+def test_a_bias_hides_neither_the_own_token_nor_the_first_loss() -> None:
+    class Biased(nn.Module):
+        def __init__(self, bias: bool) -> None:
+            super().__init__()
+            self.embed, self.norm, self.head = nn.Embedding(500, 64), nn.LayerNorm(64), nn.Linear(64, 500, bias)
+            nn.init.normal_(self.embed.weight, std=0.125)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids: torch.Tensor) -> Any:
+            return self.head(self.norm(8.0 * self.embed(ids)))
+
+    ids = torch.arange(32).view(2, 16)
+    for bias in (False, True):
+        report = tiebeam.inspect(Biased(bias), ids)
+        (table,) = report.tables
+        assert table.readouts[0].kappa == pytest.approx(1.0, abs=1e-3)
+        assert isinstance(table.predicted.initial_loss, float)
+        assert "own-token" in {f.code for f in report.findings}

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from tiebeam.errors import InputError, RangeError, ShapeError
 from tiebeam.zoo.numpy.tied import TiedModel, central_differences, numeric_gradients, own_rank, wrong_rows
 
+pytestmark = pytest.mark.slow
+
 VOCAB, WIDTH, HIDDEN = 64, 16, 32
 BATCH = np.array([[3, 9, 3, 17], [40, 9, 63, 0], [5, 22, 40, 3]])  # 8 different tokens, some of them repeated
 TARGETS = np.array([[9, 3, 17, 1], [9, 63, 0, 2], [22, 40, 3, 3]])

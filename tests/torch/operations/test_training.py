@@ -8,6 +8,8 @@ from tests.torch.operations.models import FAST, OPTIMIZERS, gpt, gradient, train
 
 import tiebeam
 
+pytestmark = pytest.mark.slow
+
 every_optimizer = pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=() if kind in FAST else pytest.mark.slow) for kind in OPTIMIZERS]
 )

@@ -7,7 +7,7 @@ from tiebeam.backends.torch.lowering.builder import Lowering
 from tiebeam.backends.torch.lowering.ops import lower_record
 from tiebeam.backends.torch.recording.ledger import Implied, Ledger
 from tiebeam.backends.torch.recording.record import Record
-from tiebeam.ir import Graph
+from tiebeam.ir import Graph, Op
 
 
 def lower(
@@ -20,17 +20,20 @@ def lower(
     """
     lowering = Lowering(ledger)
     taken = [] if steps is None else steps
-    at: dict[int, int] = {}
+    made: dict[int, range] = {}  # nodes of each record
     for position, item in enumerate(records):
+        first = len(lowering.nodes)
         if isinstance(item, Implied):
             lowering.record = _NOWHERE
             lowering.implied(item)
         else:
             lowering.record = item
             lower_record(lowering, item)
-        at[position] = len(lowering.nodes) - 1
+        made[position] = range(first, len(lowering.nodes))
         taken += [(lowering.record.sequence, lowering.record.ordinal)] * (len(lowering.nodes) - len(taken))
-    cosine = {(at[p], v): c for (p, v), c in facts.pop("cosine", {}).items()}
+    cosine = {  # taken where a product ran, which with a bias is two nodes
+        (n, v): c for (p, v), c in facts.pop("cosine", {}).items() for n in made[p] if lowering.nodes[n].op is Op.DOT
+    }
     return Graph(values=lowering.values(), nodes=tuple(lowering.nodes), cosine=cosine, **facts)
 
 
