@@ -99,9 +99,7 @@ def test_a_logit_that_overflows_in_a_late_piece_of_the_table_is_noticed(ways, mo
 
 
 @pytest.mark.parametrize("blocks", [(1, 1), (4, 5), (9, 23), (2, 7)])
-@pytest.mark.parametrize(
-    "options", [{}, {"soft_cap": 3.0, "label_smoothing": 0.2, "weight": True}], ids=["plain", "all"]
-)
+@pytest.mark.parametrize("options", [{}, {"soft_cap": 3.0, "label_smoothing": 0.2, "weight": True}])
 def test_no_size_of_a_block_changes_what_comes_out(blocks, options, monkeypatch):
     monkeypatch.setattr(operator, "choose", lambda *_, **__: sizes.Blocks(*blocks))
     agree(Problem.of(bias=True, **options))
