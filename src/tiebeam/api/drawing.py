@@ -159,6 +159,7 @@ def _contradicted(now: Look, rounds: Sequence[_Round], pending: Sequence[int]) -
     together. Where one of them has a gain to make up for, it does so first, or it would shrink the others. Tables with
     logits of their own are left alone.
     """
+    # Logits are known by their std: of one tensor it is the same to the last bit.
     stds = [{r.logit_std for r in _table(now, one.plan).readouts if r.logit_std is not None} for one in rounds]
     free = [i for i, r in enumerate(rounds) if r.plan.measurable and r.plan.mode == "analytic" and stds[i]]
     found = [i for i, r in enumerate(rounds) if r.by_logits or (i in free and (r.contradicted or r.waited))]
