@@ -190,6 +190,18 @@ def test_logits_held_at_a_time_stay_within_a_budget():
                 assert blocks.tokens * vocab * 4 <= max(sizes.HELD, vocab * width, least)
 
 
+def test_a_table_that_stays_in_the_cache_is_read_for_few_tokens_at_a_time_in_large_pieces(monkeypatch):
+    monkeypatch.setattr(sizes, "outermost_cache", lambda: 480 << 20)
+    near, far = (sizes.choose(4096, 33_527, width, in_place=True) for width in (128, 512))
+    assert near == sizes.Blocks(tokens=152, rows=33_527)
+    assert far == sizes.choose(4096, 33_527, 512)
+    assert sizes.choose(4096, 33_527, 128) == far, "nor one whose logits are copied, or not a processor's"
+
+
+def test_narrow_logits_are_held_for_more_tokens_in_the_same_bytes():
+    assert sizes.choose(4096, 33_527, 128, itemsize=2).tokens == 2 * sizes.choose(4096, 33_527, 128).tokens
+
+
 def test_blocks_of_tokens_are_of_equal_size():
     assert sizes.choose(1000, 33_527, 128).tokens == 504
     assert sizes.choose(520, 100, 8).tokens == 264

@@ -6,11 +6,13 @@ from functools import cache
 from pathlib import Path
 
 HELD = 72 << 20  # bytes of logits held at a time; a quarter of the table where that is more
-MOST_TOKENS = 512  # beyond, products get no faster
+HELD_NEAR = 20 << 20  # the same beside a table that stays in the cache: fewer tokens at a time cost nothing there
+MOST = 2048  # bytes that the logits of all tokens of a block take against one row; beyond, products get no faster
 LEAST_TOKENS = 32
 LINE = 64  # rows come in an odd number of these: logits a power of two apart evict each other, a fifth of a product
 MOST_ROWS, LEAST_ROWS = 33 * LINE, 5 * LINE
 SHARE = 12  # of the outermost cache that a block takes: others use it too
+WIDE = 4  # bytes of a logit that is worked on
 UNKNOWN_CACHE = 32 << 20
 
 
@@ -27,19 +29,30 @@ class Blocks:
     rows: int
 
 
-def choose(tokens: int, vocab: int, width: int, *, itemsize: int = 4, chunk: int = 0, copies: int = 1) -> Blocks:
+def choose(
+    tokens: int,
+    vocab: int,
+    width: int,
+    *,
+    itemsize: int = 4,
+    chunk: int = 0,
+    copies: int = 1,
+    in_place: bool = False,
+) -> Blocks:
     """Return the sizes of blocks.
 
     The logits of `tokens` hidden states against the whole table are held at a time, for the gradient of the
     table needs their softmax; they are made, exponentiated and multiplied in pieces of `rows` rows, which stay
-    in the cache meanwhile.
+    in the cache meanwhile. What each block costs beside its logits is a pass over the table and its gradient: many
+    tokens share it, unless both stay in the cache. Then few tokens and large pieces are faster.
 
     Args:
         tokens: Hidden states in all, at least 1.
         vocab, width: Of the table.
-        itemsize: Bytes of a logit.
+        itemsize: Bytes of a logit as it is held.
         chunk: Tokens asked for; 0 leaves it to this.
-        copies: Arrays of the size of the logits that exist at once: 1 where they are worked on in place.
+        copies: Arrays of the size of the logits that exist at once.
+        in_place: Whether a processor works on logits where they lie.
 
     Example:
         >>> choose(4096, 33_527, 128).tokens
@@ -49,14 +62,16 @@ def choose(tokens: int, vocab: int, width: int, *, itemsize: int = 4, chunk: int
         >>> choose(4096, 33_527, 128, copies=4).tokens
         136
     """
+    share = outermost_cache() // SHARE
+    near = in_place and 2 * vocab * width * itemsize <= share
     if not chunk:
-        held = max(HELD // copies, vocab * width * itemsize // 4)
-        chunk = min(MOST_TOKENS, max(LEAST_TOKENS, held // (itemsize * vocab) // 8 * 8))
+        held = HELD_NEAR if near else max(HELD // copies, vocab * width * itemsize // 4)
+        chunk = min(MOST // itemsize, max(LEAST_TOKENS, held // (itemsize * vocab) // 8 * 8))
         chunk = 8 * math.ceil(tokens / math.ceil(tokens / chunk) / 8)  # equal parts, of what registers hold
     chunk = min(chunk, tokens)
-    rows = outermost_cache() // SHARE // (itemsize * (chunk + width))
-    rows = min(MOST_ROWS, max(LEAST_ROWS, LINE * ((rows // LINE - 1) | 1)))
-    return Blocks(chunk, min(rows, vocab))
+    rows = share // (max(itemsize, WIDE) * (chunk + width))
+    rows = max(LEAST_ROWS, LINE * ((rows // LINE - 1) | 1))
+    return Blocks(chunk, min(rows if near else min(rows, MOST_ROWS), vocab))
 
 
 @cache

@@ -199,6 +199,14 @@ def _table(
 ) -> Table:
     wide = torch.float64 if numbers.product == torch.float64 else torch.float32
     exact = wide if hidden.device.type == "mps" else torch.float64  # which has no float64
+    blocks = choose(
+        max(tokens, 1),
+        max(len(table), 1),
+        table.shape[1],
+        itemsize=numbers.product.itemsize,
+        chunk=numbers.chunk,
+        in_place=hidden.device.type == "cpu" and numbers.product == wide,
+    )
     own = None if weight is None else weight[numbers.first : numbers.first + len(table)].to(wide)
     read = Table(
         rows=table,
@@ -213,7 +221,7 @@ def _table(
         product=numbers.product,
         wide=wide,
         exact=exact,
-        blocks=choose(max(tokens, 1), max(len(table), 1), table.shape[1], itemsize=wide.itemsize, chunk=numbers.chunk),
+        blocks=blocks,
         ranks=Ranks(numbers.group),
     )
     if not numbers.smoothing or read.dense_smoothing:
