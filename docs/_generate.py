@@ -125,7 +125,7 @@ RULES_END = "<!-- end of the rules -->"
 
 def rules_table() -> str:
     """Return what each optimizer's settings are multiplied by for a table, as Markdown."""
-    from tiebeam.core.optimizers import POWERS, RULES
+    from tiebeam.core.training.optimizers import POWERS, RULES
 
     lines = ["| optimizer | rate | weight decay | it is | other settings | because |", "|---|---|---|---|---|---|"]
     for rule in RULES.values():

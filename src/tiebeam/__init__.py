@@ -37,15 +37,15 @@ if TYPE_CHECKING:
         ties,
         untie,
     )
-    from tiebeam.core.advice import Advice
+    from tiebeam.core.advising.advice import Advice
     from tiebeam.core.checkpoint import CheckpointReport
     from tiebeam.core.facts import Lookup, Readout, Table
     from tiebeam.core.finding import Finding
-    from tiebeam.core.gradient_check import GradientCheck
-    from tiebeam.core.measurement import Measurement
+    from tiebeam.core.measuring.gradient_check import GradientCheck
+    from tiebeam.core.measuring.measurement import Measurement
+    from tiebeam.core.measuring.sensitivity import Sensitivity
     from tiebeam.core.operations.change import Change
     from tiebeam.core.report import Report
-    from tiebeam.core.sensitivity import Sensitivity
     from tiebeam.errors import (
         BackendError,
         CheckpointError,
@@ -128,15 +128,15 @@ _HOMES = {
         "ties",
         "untie",
     ),
-    "tiebeam.core.advice": ("Advice",),
+    "tiebeam.core.advising.advice": ("Advice",),
     "tiebeam.core.checkpoint": ("CheckpointReport",),
     "tiebeam.core.facts": ("Lookup", "Readout", "Table"),
-    "tiebeam.core.gradient_check": ("GradientCheck",),
-    "tiebeam.core.measurement": ("Measurement",),
+    "tiebeam.core.measuring.gradient_check": ("GradientCheck",),
+    "tiebeam.core.measuring.measurement": ("Measurement",),
     "tiebeam.core.operations.change": ("Change",),
     "tiebeam.core.finding": ("Finding",),
     "tiebeam.core.report": ("Report",),
-    "tiebeam.core.sensitivity": ("Sensitivity",),
+    "tiebeam.core.measuring.sensitivity": ("Sensitivity",),
 }
 # One module for each framework that someone builds in; they import it.
 _FRAMEWORKS = ("equinox", "jax", "keras", "linen", "nnx", "torch")

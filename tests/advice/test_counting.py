@@ -18,8 +18,8 @@ from tests.cli.conftest import Run
 from torch import nn
 
 import tiebeam
-from tiebeam.core.advice import Advice
-from tiebeam.core.evidence import PRACTICE
+from tiebeam.core.advising.advice import Advice
+from tiebeam.core.advising.evidence import PRACTICE
 from tiebeam.errors import CheckpointError, RangeError, TargetError, TiebeamError
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiebeam
-from tiebeam.core.advice import BITS, LITTLE, WORTH, Counted, Setting, advise
-from tiebeam.core.evidence import EVIDENCE, PRACTICE
+from tiebeam.core.advising.advice import BITS, LITTLE, WORTH, Counted, Setting, advise
+from tiebeam.core.advising.evidence import EVIDENCE, PRACTICE
 from tiebeam.errors import RangeError, TargetError
 from tiebeam.reports.advice import schema
 

@@ -9,7 +9,7 @@ import pytest
 from tests.blocks import reference
 from tests.blocks.reference import CASES, EXERCISE, EXERCISE_CASE, IDS, TOLERANCE, Case, Weights
 
-from tiebeam.core.predict import predict
+from tiebeam.core.initialising.predict import predict
 from tiebeam.errors import InputError, RangeError, ShapeError
 from tiebeam.zoo.schemes import SCHEMES
 

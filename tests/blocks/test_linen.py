@@ -14,7 +14,7 @@ from tests.blocks.jax_kit import ids_of, results_as_large_as
 from tests.blocks.reference import CASES, IDS
 
 import tiebeam
-from tiebeam.core.draws import draw_block
+from tiebeam.core.initialising.draws import draw_block
 from tiebeam.errors import RangeError
 from tiebeam.linen import TiedEmbedding, unit_logit_normal
 

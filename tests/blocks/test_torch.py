@@ -18,7 +18,7 @@ from tests.blocks.torch_kit import NewStorages
 from torch import nn
 
 import tiebeam
-from tiebeam.core.draws import draw_block
+from tiebeam.core.initialising.draws import draw_block
 from tiebeam.torch import TiedEmbedding
 from tiebeam.zoo.minigpt import MiniGPTConfig
 from tiebeam.zoo.schemes import SCHEMES

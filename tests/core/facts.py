@@ -3,9 +3,9 @@
 import math
 from typing import Any
 
-from tiebeam.core import moments
 from tiebeam.core.facts import Lookup, Readout, Table
-from tiebeam.core.predict import predict
+from tiebeam.core.initialising import moments
+from tiebeam.core.initialising.predict import predict
 
 VOCAB, WIDTH = 1000, 64
 ROOT = math.sqrt(WIDTH)

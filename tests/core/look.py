@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from tests.core.build import Build
 
-from tiebeam.core.contract import contracted
 from tiebeam.core.facts import Lookup, Readout, Table
-from tiebeam.core.provenance import provenance
-from tiebeam.core.reads import Reads, find_reads
-from tiebeam.core.records import Use, build_uses
+from tiebeam.core.reading.contract import contracted
+from tiebeam.core.reading.provenance import provenance
+from tiebeam.core.reading.reads import Reads, find_reads
+from tiebeam.core.reading.records import Use, build_uses
 from tiebeam.core.statistics import Distance, TableStatistics
 from tiebeam.core.tables import build_tables
 from tiebeam.ir import Graph, Leaf

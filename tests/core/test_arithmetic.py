@@ -5,7 +5,7 @@ from collections.abc import Callable
 from tests.core.build import Build, D, V
 from tests.core.look import uses_of
 
-from tiebeam.core.arithmetic import Arithmetic, arithmetic_in_doubt
+from tiebeam.core.reading.arithmetic import Arithmetic, arithmetic_in_doubt
 
 
 def in_doubt(look: Callable[[Build, int], int], read: Callable[[Build, int], int]) -> Arithmetic | None:

@@ -6,7 +6,7 @@ import pytest
 from tests.core.build import B, Build, D, T, V, model
 from tests.core.look import lookup_of, readout_of, table_of
 
-from tiebeam.core.init import plan_init
+from tiebeam.core.initialising.init import plan_init
 from tiebeam.errors import RangeError
 
 PASSED = {

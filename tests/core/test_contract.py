@@ -3,7 +3,7 @@
 from tests.core.build import B, Build, D, T, V
 from tests.core.look import readout_of
 
-from tiebeam.core.contract import contracted
+from tiebeam.core.reading.contract import contracted
 from tiebeam.ir import Op
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiebeam.core.draws import KINDS, ROWS_PER_BLOCK, Kind, blocks, draw_block, float32_std
+from tiebeam.core.initialising.draws import KINDS, ROWS_PER_BLOCK, Kind, blocks, draw_block, float32_std
 from tiebeam.errors import RangeError, ShapeError
 
 seeds = st.integers(0, 2**70)

@@ -4,7 +4,7 @@ import pytest
 from tests.core.build import Build, D, V, model
 from tests.core.look import lookup_of, readout_of
 
-from tiebeam.core.gradients import reached_by_gradients
+from tiebeam.core.reading.gradients import reached_by_gradients
 
 
 def test_both_roles_of_a_plain_model_are_reached():

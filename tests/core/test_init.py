@@ -6,7 +6,15 @@ from dataclasses import replace
 import pytest
 from tests.core.facts import ROOT, couple, lookup_table, readout, readout_table, table
 
-from tiebeam.core.init import ROUNDS, SETTLED, contradiction, has_no_effect, measured_logit_std, next_std, plan_init
+from tiebeam.core.initialising.init import (
+    ROUNDS,
+    SETTLED,
+    contradiction,
+    has_no_effect,
+    measured_logit_std,
+    next_std,
+    plan_init,
+)
 from tiebeam.errors import RangeError
 
 

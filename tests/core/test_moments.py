@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiebeam.core import moments
-from tiebeam.core.predict import predict
+from tiebeam.core.initialising import moments
+from tiebeam.core.initialising.predict import predict
 from tiebeam.errors import RangeError
 
 factors = st.floats(1e-3, 1e3).flatmap(lambda f: st.sampled_from([f, -f]))

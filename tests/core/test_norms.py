@@ -4,8 +4,8 @@ import pytest
 from tests.core.build import B, Build, D, T, V, model
 from tests.core.look import lookup_of, readout_of
 
-from tiebeam.core.norms import every_use_normalizes, normalized_upstream, stream_before
-from tiebeam.core.provenance import provenance
+from tiebeam.core.reading.norms import every_use_normalizes, normalized_upstream, stream_before
+from tiebeam.core.reading.provenance import provenance
 
 
 def gain(g):

@@ -14,7 +14,7 @@ from tests.core.test_states import drawn
 
 from tiebeam.core.finding import Finding
 from tiebeam.core.findings import Context, findings_of
-from tiebeam.core.init import plan_init
+from tiebeam.core.initialising.init import plan_init
 from tiebeam.core.report import Report, TableInit
 from tiebeam.core.tables import build_tables
 

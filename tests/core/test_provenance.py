@@ -3,8 +3,8 @@
 import pytest
 from tests.core.build import B, Build, T, V
 
-from tiebeam.core.numbers import ONE, Factor, is_mask, scalar, uniform
-from tiebeam.core.provenance import IDS, INPUT, INTS, LEAF, RANDOM, provenance
+from tiebeam.core.reading.numbers import ONE, Factor, is_mask, scalar, uniform
+from tiebeam.core.reading.provenance import IDS, INPUT, INTS, LEAF, RANDOM, provenance
 from tiebeam.ir import Op
 
 

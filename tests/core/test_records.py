@@ -7,7 +7,7 @@ import pytest
 from tests.core.build import Build, D, T, V, model
 from tests.core.look import lookup_of, lookups_of, readout_of, readouts_of, uses_of
 
-from tiebeam.core.records import confirm, root_mean_square, unconfirmed
+from tiebeam.core.reading.records import confirm, root_mean_square, unconfirmed
 
 
 def token_by_token(factors, dtype=None):

@@ -3,8 +3,8 @@
 import pytest
 from tests.core.build import Build, D, T, V
 
-from tiebeam.core.provenance import provenance
-from tiebeam.core.source import DEPTH, source_of, sources_of
+from tiebeam.core.reading.provenance import provenance
+from tiebeam.core.reading.source import DEPTH, source_of, sources_of
 from tiebeam.ir import Op
 
 

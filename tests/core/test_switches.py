@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from tests.core.build import B, Build, D, T, V, model
 from tests.core.look import lookup_of, readout_of, readouts_of
 
-from tiebeam.core.provenance import provenance
-from tiebeam.core.switches import Levels, levels_of
+from tiebeam.core.reading.provenance import provenance
+from tiebeam.core.reading.switches import Levels, levels_of
 from tiebeam.ir import Op
 
 

@@ -44,7 +44,7 @@ def test_the_page_on_findings_is_as_the_code_has_it(generate: ModuleType, pytest
 def test_the_rules_on_the_page_on_training_are_as_the_code_has_them(
     generate: ModuleType, pytestconfig: pytest.Config
 ) -> None:
-    from tiebeam.core.optimizers import RULES
+    from tiebeam.core.training.optimizers import RULES
 
     page = DOCS / "training.md"
     right = generate.training_page(page.read_text("utf-8"))

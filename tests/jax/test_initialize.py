@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tests.jax.models.kit import CASES, load, rms_norm
 
 import tiebeam
-from tiebeam.core.draws import blocks, draw_block
+from tiebeam.core.initialising.draws import blocks, draw_block
 
 load()
 VOCAB, WIDTH = 300, 48

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 import tiebeam
-from tiebeam.core.quantise import quantised
+from tiebeam.core.measuring.quantise import quantised
 
 
 def host(value: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tiebeam
-from tiebeam.core.measurement import Measurement
+from tiebeam.core.measuring.measurement import Measurement
 from tiebeam.zoo.numpy.tied import TiedModel, own_rank
 
 VOCAB, WIDTH, HIDDEN = 64, 16, 12

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiebeam.core.facts import Lookup, Readout, Table
-from tiebeam.core.measurement import Measurement, assemble
-from tiebeam.core.passes import Passed, Sent, Wanted
-from tiebeam.core.spectrum import spectrum
-from tiebeam.core.targets import IGNORED, targets_of
+from tiebeam.core.measuring.measurement import Measurement, assemble
+from tiebeam.core.measuring.passes import Passed, Sent, Wanted
+from tiebeam.core.measuring.spectrum import spectrum
+from tiebeam.core.measuring.targets import IGNORED, targets_of
 from tiebeam.errors import InputError
 
 IDS = np.array([[4, 5, 6], [7, 8, 9]])

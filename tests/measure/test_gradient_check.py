@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tiebeam
-from tiebeam.core.gradient_check import check
+from tiebeam.core.measuring.gradient_check import check
 from tiebeam.zoo.numpy.tied import TiedModel, wrong_rows
 
 Path = Literal["kept", "dropped", "doubled"]

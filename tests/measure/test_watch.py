@@ -13,7 +13,7 @@ from tests.measure.models import VOCAB, Tied, batch, next_token_loss, plain
 from torch import Tensor, nn
 
 import tiebeam
-from tiebeam.core.measurement import Measurement
+from tiebeam.core.measuring.measurement import Measurement
 from tiebeam.errors import BackendError, InputError
 
 

@@ -12,8 +12,8 @@ import tiebeam
 from tiebeam.core.facts import Readout, Table
 from tiebeam.core.findings import CATALOG
 from tiebeam.core.findings.optimizers import facts_notes, optimizer_findings
-from tiebeam.core.groups import Group, GroupPlan, Parameter, plan_groups
-from tiebeam.core.optimizers import POWERS, REFUSED, RULES, Rule, family_of, rule
+from tiebeam.core.training.groups import Group, GroupPlan, Parameter, plan_groups
+from tiebeam.core.training.optimizers import POWERS, REFUSED, RULES, Rule, family_of, rule
 
 ratios = st.floats(1e-3, 1e3)
 TABLE = Table(("wte", "head"), 500, 64, "float32", "tied", readouts=(Readout("head", "", 0.125),), lr_ratio=8.0)

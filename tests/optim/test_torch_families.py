@@ -10,7 +10,7 @@ from tests.optim.gpt import exact_report, gpt, largest_difference, trained_pair
 from transformers.optimization import Adafactor
 
 import tiebeam
-from tiebeam.core.optimizers import RULES
+from tiebeam.core.training.optimizers import RULES
 from tiebeam.torch import param_groups, split_for_muon
 from tiebeam.zoo.torch.minigpt import MiniGPT
 

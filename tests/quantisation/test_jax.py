@@ -9,8 +9,8 @@ import pytest
 from tests.measure.jax_models import IDS, PARAMS, READS, Read, plain, tied
 
 import tiebeam
-from tiebeam.core.quantise import quantised
-from tiebeam.core.sensitivity import compare
+from tiebeam.core.measuring.quantise import quantised
+from tiebeam.core.measuring.sensitivity import compare
 from tiebeam.errors import InputError
 
 SLOW = ("over_devices", "read_in_a_scan", "vocabulary_in_pieces", "branches", "one_sum", "twice")

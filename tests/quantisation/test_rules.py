@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tiebeam.core.passes import Role
-from tiebeam.core.quantise import Rows, bits_each, quantised
-from tiebeam.core.sensitivity import Sensitivity, compare, measure_sensitivity
+from tiebeam.core.measuring.passes import Role
+from tiebeam.core.measuring.quantise import Rows, bits_each, quantised
+from tiebeam.core.measuring.sensitivity import Sensitivity, compare, measure_sensitivity
 from tiebeam.errors import RangeError
 
 ROWS = arrays(np.float32, (5, 12), elements=st.floats(-100, 100, width=32))
@@ -40,7 +40,7 @@ def test_rows_of_zeros_stay_and_large_tables_are_rounded_as_small_ones(monkeypat
     rows[3] = 0
     whole = quantised(rows, 4, 4)
     assert not whole[3].any()
-    monkeypatch.setattr("tiebeam.core.quantise.CHUNK", 16)
+    monkeypatch.setattr("tiebeam.core.measuring.quantise.CHUNK", 16)
     np.testing.assert_array_equal(quantised(rows, 4, 4), whole)
 
 
@@ -63,7 +63,7 @@ def test_divergence_is_that_of_the_definition(monkeypatch: pytest.MonkeyPatch) -
     off = b.astype(float) - a
     assert error == pytest.approx((off - off.mean(1, keepdims=True)).std())
     assert top1 == (a.argmax(1) == b.argmax(1)).mean()
-    monkeypatch.setattr("tiebeam.core.sensitivity.CHUNK", 22)
+    monkeypatch.setattr("tiebeam.core.measuring.sensitivity.CHUNK", 22)
     assert compare(a, b) == pytest.approx((error, kl, top1))
 
 

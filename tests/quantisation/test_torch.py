@@ -11,7 +11,7 @@ from tests.checkpoints.tiny import tiny
 from torch import Tensor, nn
 
 import tiebeam
-from tiebeam.core.quantise import quantised
+from tiebeam.core.measuring.quantise import quantised
 from tiebeam.errors import BackendError, InputError
 from tiebeam.zoo.torch.minigpt import MiniGPT
 

@@ -7,9 +7,9 @@ import pytest
 from jsonschema import Draft202012Validator
 from tests.reports.trees import tree
 
-from tiebeam.core.measurement import Measurement, RoleGradient, TableGradient
-from tiebeam.core.passes import Drift
-from tiebeam.core.spectrum import Spectrum
+from tiebeam.core.measuring.measurement import Measurement, RoleGradient, TableGradient
+from tiebeam.core.measuring.passes import Drift
+from tiebeam.core.measuring.spectrum import Spectrum
 from tiebeam.reports.measured import schema, to_text
 
 ROLES = {"lookup": RoleGradient("embed|<b>", 100, 0.5, 7), "readout": RoleGradient("embed|<b>", 100, float("inf"), 100)}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import tiebeam
-from tiebeam.core.init import Mode
+from tiebeam.core.initialising.init import Mode
 
 IDS = torch.arange(16).view(2, 8)
 

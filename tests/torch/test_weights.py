@@ -17,7 +17,7 @@ from torch import nn
 
 from tiebeam.backends.torch import weights
 from tiebeam.backends.torch.weights import distance, table_statistics, write_table, zero_
-from tiebeam.core.draws import draw_block
+from tiebeam.core.initialising.draws import draw_block
 from tiebeam.errors import InputError, RangeError, ShapeError
 
 

@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiebeam.backends.torch.weights import write_table
-from tiebeam.core.draws import blocks, draw_block
+from tiebeam.core.initialising.draws import blocks, draw_block
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
 

@@ -11,8 +11,8 @@ from tiebeam.checkpoints.config_files import check_size, read_config
 from tiebeam.checkpoints.config_sizes import sizes_of
 from tiebeam.checkpoints.file_sizes import Ends, count_archive, count_index, ends_of
 from tiebeam.checkpoints.opening import CONFIG, INDEX_SUFFIX, open_archive
-from tiebeam.core.advice import Advice, Counted, Now, Setting, body_by_rule
-from tiebeam.core.advice import advise as weigh
+from tiebeam.core.advising.advice import Advice, Counted, Now, Setting, body_by_rule
+from tiebeam.core.advising.advice import advise as weigh
 from tiebeam.core.facts import Table
 from tiebeam.errors import BackendError, RangeError, TargetError
 

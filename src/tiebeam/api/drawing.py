@@ -9,8 +9,8 @@ from tiebeam.api.inspection import report_of
 from tiebeam.api.look import Look
 from tiebeam.core.finding import Finding
 from tiebeam.core.findings import in_order
-from tiebeam.core.init import ROUNDS, SETTLED, TablePlan, contradiction, has_no_effect, next_std
-from tiebeam.core.ranges import fits
+from tiebeam.core.initialising.init import ROUNDS, SETTLED, TablePlan, contradiction, has_no_effect, next_std
+from tiebeam.core.initialising.ranges import fits
 from tiebeam.core.report import Report, TableInit
 from tiebeam.errors import InputError, TraceError
 

@@ -13,8 +13,8 @@ from tiebeam.backends.protocol import Functional, Operable
 from tiebeam.core.facts import Table
 from tiebeam.core.finding import Finding
 from tiebeam.core.findings import in_order
-from tiebeam.core.init import Mode, TablePlan, could_be_a_classifier, could_be_a_layer, plan_init
-from tiebeam.core.ranges import check_fits
+from tiebeam.core.initialising.init import Mode, TablePlan, could_be_a_classifier, could_be_a_layer, plan_init
+from tiebeam.core.initialising.ranges import check_fits
 from tiebeam.core.report import Report
 from tiebeam.errors import InputError, RangeError, TieError
 

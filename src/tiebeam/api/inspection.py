@@ -10,8 +10,8 @@ from tiebeam.checkpoints.declared import Declared
 from tiebeam.checkpoints.declared_findings import declared_findings
 from tiebeam.core.finding import Finding
 from tiebeam.core.findings import Context, findings_of, in_order
-from tiebeam.core.gathered import gathered_leaves
-from tiebeam.core.records import barriers
+from tiebeam.core.reading.gathered import gathered_leaves
+from tiebeam.core.reading.records import barriers
 from tiebeam.core.report import Report
 
 

@@ -9,13 +9,13 @@ from tiebeam.backends import resolve
 from tiebeam.backends.protocol import Described, Glancing, Model, RefusedError
 from tiebeam.checkpoints import example_inputs
 from tiebeam.checkpoints.declared import Declared, declared_by
-from tiebeam.core.arithmetic import arithmetic_in_doubt
 from tiebeam.core.collection import no_collection
-from tiebeam.core.contract import contracted
 from tiebeam.core.facts import Table
-from tiebeam.core.provenance import provenance
-from tiebeam.core.reads import find_reads
-from tiebeam.core.records import Use, build_uses, confirm, could_be_a_size, doubtful, unconfirmed
+from tiebeam.core.reading.arithmetic import arithmetic_in_doubt
+from tiebeam.core.reading.contract import contracted
+from tiebeam.core.reading.provenance import provenance
+from tiebeam.core.reading.reads import find_reads
+from tiebeam.core.reading.records import Use, build_uses, confirm, could_be_a_size, doubtful, unconfirmed
 from tiebeam.core.tables import build_tables
 from tiebeam.errors import InputError, TraceError
 from tiebeam.ir import Graph

@@ -10,10 +10,10 @@ import numpy.typing as npt
 from tiebeam.api.refusals import refused_inputs
 from tiebeam.backends import resolve
 from tiebeam.backends.protocol import Differentiable, Model, Movable, RefusedError
-from tiebeam.core.gradient_check import GradientCheck, check
-from tiebeam.core.measurement import Measurement, assemble
-from tiebeam.core.passes import OwnLoss, Request
-from tiebeam.core.records import barriers
+from tiebeam.core.measuring.gradient_check import GradientCheck, check
+from tiebeam.core.measuring.measurement import Measurement, assemble
+from tiebeam.core.measuring.passes import OwnLoss, Request
+from tiebeam.core.reading.records import barriers
 from tiebeam.core.tables import build_tables
 from tiebeam.errors import BackendError, InputError
 

@@ -7,8 +7,8 @@ from tiebeam.api.versions import versions
 from tiebeam.backends import is_model, resolve
 from tiebeam.core.findings import in_order
 from tiebeam.core.findings.optimizers import facts_notes, optimizer_findings
-from tiebeam.core.optimizers import rule
 from tiebeam.core.report import Report
+from tiebeam.core.training.optimizers import rule
 from tiebeam.errors import InputError
 
 

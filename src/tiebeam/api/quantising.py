@@ -8,7 +8,7 @@ import numpy as np
 from tiebeam.api.measurement import prepared
 from tiebeam.api.refusals import refused_inputs
 from tiebeam.backends.protocol import Quantisable, RefusedError
-from tiebeam.core.sensitivity import Sensitivity, measure_sensitivity
+from tiebeam.core.measuring.sensitivity import Sensitivity, measure_sensitivity
 
 
 def sensitivity(

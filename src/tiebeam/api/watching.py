@@ -10,8 +10,8 @@ import numpy as np
 
 from tiebeam.api.measurement import Loss, check_callable, measure
 from tiebeam.backends import entry_of
-from tiebeam.core.measurement import Measurement
-from tiebeam.core.watching import Alarms
+from tiebeam.core.measuring.measurement import Measurement
+from tiebeam.core.training.watching import Alarms
 from tiebeam.errors import InputError, RangeError
 
 Log = Callable[[dict[str, Any]], object]

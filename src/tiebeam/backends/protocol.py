@@ -5,17 +5,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
-from tiebeam.core.arithmetic import Arithmetic
 from tiebeam.core.facts import Table
 from tiebeam.core.finding import Finding
 from tiebeam.core.findings import Fixes
-from tiebeam.core.gradient_check import MovableTable
+from tiebeam.core.measuring.gradient_check import MovableTable
+from tiebeam.core.measuring.passes import Passed, Request, Wanted
+from tiebeam.core.measuring.sensitivity import QuantisableTable
 from tiebeam.core.operations.conflicts import OnConflict
 from tiebeam.core.operations.loading import Loaded
 from tiebeam.core.operations.rows import RowPlan
 from tiebeam.core.operations.transaction import Transaction
-from tiebeam.core.passes import Passed, Request, Wanted
-from tiebeam.core.sensitivity import QuantisableTable
+from tiebeam.core.reading.arithmetic import Arithmetic
 from tiebeam.core.statistics import Weights
 from tiebeam.errors import ShapeError
 from tiebeam.ir import Graph, Leaf

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from tiebeam.blocks.readout_loss.jax import readout_loss
 from tiebeam.blocks.settings import Settings, wrong_ids
-from tiebeam.core.moments import target_std_readout
+from tiebeam.core.initialising.moments import target_std_readout
 
 
 class Initializer(Protocol):
@@ -35,7 +35,7 @@ def unit_logit_normal(readout_factor: float = 1.0, padding_idx: int | None = Non
     Raises:
         RangeError: The factor is 0 or no finite number.
 
-    Source: `tiebeam.core.moments.target_std_readout`.
+    Source: `tiebeam.core.initialising.moments.target_std_readout`.
 
     Example:
         >>> table = unit_logit_normal()(jax.random.key(0), (1000, 64))

@@ -8,7 +8,7 @@ from keras import ops
 
 from tiebeam.blocks.readout_loss.keras import readout_loss
 from tiebeam.blocks.settings import OWNER, Settings, wrong_ids
-from tiebeam.core.moments import target_std_readout
+from tiebeam.core.initialising.moments import target_std_readout
 from tiebeam.errors import RangeError
 
 PACKAGE = "tiebeam"
@@ -30,7 +30,7 @@ class UnitLogitNormal(keras.initializers.Initializer):  # type: ignore[misc]
     Raises:
         RangeError: The factor is 0 or no finite number.
 
-    Source: `tiebeam.core.moments.target_std_readout`.
+    Source: `tiebeam.core.initialising.moments.target_std_readout`.
 
     Example:
         >>> table = UnitLogitNormal(seed=0)((1000, 64))

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from numbers import Integral, Real
 
-from tiebeam.core.moments import target_std_readout
+from tiebeam.core.initialising.moments import target_std_readout
 from tiebeam.errors import InputError, RangeError, ShapeError
 
 OWNER = "TiedEmbedding"
@@ -78,8 +78,8 @@ class Settings:
     def std(self) -> float:
         """The std that the table is drawn with, for unit-variance logits of a hidden state of root mean square 1.
 
-        Source: `tiebeam.core.moments.target_std_readout`. A projection drawn with `1/sqrt(fan in)` keeps the
-        hidden state's size, so it is the table's own width that counts.
+        Source: `tiebeam.core.initialising.moments.target_std_readout`. A projection drawn with `1/sqrt(fan in)` keeps
+        the hidden state's size, so it is the table's own width that counts.
         """
         return target_std_readout(self.readout_factor, 1.0, self.table_width)
 

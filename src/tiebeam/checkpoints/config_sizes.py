@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiebeam.checkpoints.scopes import ABSENT, read, walk
-from tiebeam.core.advice import Counted, body_by_rule
+from tiebeam.core.advising.advice import Counted, body_by_rule
 from tiebeam.errors import TargetError
 
 VOCAB = ("padded_vocab_size", "vocab_size", "n_vocab", "num_embeddings")

@@ -13,7 +13,7 @@ from tiebeam.checkpoints.transformers_configs import (
     model_class,
     named_classes,
 )
-from tiebeam.core.advice import Counted
+from tiebeam.core.advising.advice import Counted
 from tiebeam.errors import TargetError
 
 SECONDS = 10.0

@@ -6,7 +6,7 @@ from tiebeam.checkpoints.archive import Archive, Entry
 from tiebeam.checkpoints.families import Tying
 from tiebeam.checkpoints.judging import roles_in, tying_in
 from tiebeam.checkpoints.llama2c import NO_PARAMETERS
-from tiebeam.core.advice import BITS, Counted, Now
+from tiebeam.core.advising.advice import BITS, Counted, Now
 from tiebeam.errors import TargetError
 
 _PACKED = ("uint8", "int8", "int32")

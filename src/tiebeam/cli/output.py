@@ -17,11 +17,11 @@ import typer
 from tiebeam.errors import TargetError, TiebeamError
 
 if TYPE_CHECKING:
-    from tiebeam.core.advice import Advice
+    from tiebeam.core.advising.advice import Advice
     from tiebeam.core.checkpoint import CheckpointReport
-    from tiebeam.core.measurement import Measurement
+    from tiebeam.core.measuring.measurement import Measurement
+    from tiebeam.core.measuring.sensitivity import Sensitivity
     from tiebeam.core.report import Report
-    from tiebeam.core.sensitivity import Sensitivity
 
 HEALTHY, UNHEALTHY, COULD_NOT_LOOK, INTERRUPTED = 0, 1, 2, 130
 
@@ -100,8 +100,8 @@ def show(report: "Report | CheckpointReport | Measurement | Advice", form: Forma
 
 
 def _for_terminal(report: "Report | CheckpointReport | Measurement | Advice") -> str:
-    from tiebeam.core.advice import Advice
-    from tiebeam.core.measurement import Measurement
+    from tiebeam.core.advising.advice import Advice
+    from tiebeam.core.measuring.measurement import Measurement
     from tiebeam.reports import advice, measured, text
 
     if isinstance(report, Measurement):

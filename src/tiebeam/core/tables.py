@@ -3,10 +3,10 @@
 import math
 from collections.abc import Callable, Sequence
 
-from tiebeam.core import moments
 from tiebeam.core.facts import Lookup, Predicted, Readout, Table
-from tiebeam.core.predict import predict
-from tiebeam.core.records import Use, root_mean_square
+from tiebeam.core.initialising import moments
+from tiebeam.core.initialising.predict import predict
+from tiebeam.core.reading.records import Use, root_mean_square
 from tiebeam.core.statistics import TableStatistics, Weights
 from tiebeam.core.ties import Group, group_uses, judge
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tiebeam.core.facts import Lookup, Readout, State
-from tiebeam.core.records import Use
+from tiebeam.core.reading.records import Use
 from tiebeam.core.statistics import Distance
 from tiebeam.ir import Leaf
 

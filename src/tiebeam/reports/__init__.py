@@ -4,9 +4,9 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from tiebeam.core.advice import Advice
+from tiebeam.core.advising.advice import Advice
 from tiebeam.core.checkpoint import CheckpointReport
-from tiebeam.core.measurement import Measurement
+from tiebeam.core.measuring.measurement import Measurement
 from tiebeam.core.report import Report
 
 _PLACES = {

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from tiebeam.core.advice import SCHEMA_VERSION, Advice, Counted, Sizes
+from tiebeam.core.advising.advice import SCHEMA_VERSION, Advice, Counted, Sizes
 from tiebeam.reports import chart as charts
 from tiebeam.reports.html import document, panel, rows_table
 from tiebeam.reports.jsontext import portable

@@ -4,7 +4,7 @@ import json
 from importlib.resources import files
 from typing import Any
 
-from tiebeam.core.measurement import SCHEMA_VERSION, Measurement, figures
+from tiebeam.core.measuring.measurement import SCHEMA_VERSION, Measurement, figures
 from tiebeam.reports.html import document, panel, rows_table
 from tiebeam.reports.jsontext import portable
 from tiebeam.reports.markdown import prose, spans_of

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tiebeam.backends.keras.tensorflow import weights
 from tiebeam.backends.keras.tensorflow.weights import check_writable, distance, draw, table_statistics, zero_rows
-from tiebeam.core.draws import blocks, draw_block
+from tiebeam.core.initialising.draws import blocks, draw_block
 from tiebeam.core.statistics import TableStatistics
 from tiebeam.errors import InputError
 

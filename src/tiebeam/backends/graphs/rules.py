@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tiebeam.backends.graphs.building import Building, Step
-from tiebeam.core.norms import SMALL
+from tiebeam.core.reading.norms import SMALL
 from tiebeam.ir import Op
 
 Low = Building[Any, Any]

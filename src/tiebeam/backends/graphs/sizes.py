@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from tiebeam.core.contract import contracted
-from tiebeam.core.norms import normalized_upstream, stream_before
-from tiebeam.core.provenance import provenance
-from tiebeam.core.reads import find_reads
-from tiebeam.core.walk import Forward
+from tiebeam.core.reading.contract import contracted
+from tiebeam.core.reading.norms import normalized_upstream, stream_before
+from tiebeam.core.reading.provenance import provenance
+from tiebeam.core.reading.reads import find_reads
+from tiebeam.core.reading.walk import Forward
 from tiebeam.ir import Graph
 
 ROWS = 2048  # rows that a cosine is averaged over

@@ -20,8 +20,8 @@ from tiebeam.backends.jax.trace import Program, Trace, program_of, trace
 from tiebeam.backends.tables import AskedOnce
 from tiebeam.core.finding import Finding
 from tiebeam.core.findings import Fixes
-from tiebeam.core.passes import Passed, Request, Wanted
-from tiebeam.core.sensitivity import QuantisableTable
+from tiebeam.core.measuring.passes import Passed, Request, Wanted
+from tiebeam.core.measuring.sensitivity import QuantisableTable
 from tiebeam.errors import InputError, ShapeError
 from tiebeam.ir import Leaf
 

@@ -17,8 +17,8 @@ from tiebeam.backends.jax.lowering.fold import equal_or_known
 from tiebeam.backends.jax.lowering.lower import Frame, Lowering, Path
 from tiebeam.backends.jax.measure import evaluator, facts_of, numbers_of, unmeasured
 from tiebeam.backends.protocol import RefusedError
-from tiebeam.core.passes import Wanted as Asked
-from tiebeam.core.passes import wanted
+from tiebeam.core.measuring.passes import Wanted as Asked
+from tiebeam.core.measuring.passes import wanted
 from tiebeam.errors import InputError, TiebeamError, TraceError
 from tiebeam.ir import Graph, Leaf, Op, Origin
 

@@ -17,7 +17,7 @@ import numpy as np
 from tiebeam.backends.jax.evaluate import wide_enough
 from tiebeam.backends.jax.kinds.tree import is_abstract
 from tiebeam.backends.tables import distance_of, doubtful, long_axes, statistics_of
-from tiebeam.core.draws import Block, Float32, blocks, draw_block
+from tiebeam.core.initialising.draws import Block, Float32, blocks, draw_block
 from tiebeam.core.statistics import Distance, TableStatistics
 from tiebeam.errors import InputError
 

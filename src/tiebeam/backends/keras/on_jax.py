@@ -15,7 +15,7 @@ from tiebeam.backends.keras.common import KerasModel
 from tiebeam.backends.keras.layers import Places
 from tiebeam.backends.keras.optimizers.silent import states_of
 from tiebeam.backends.keras.untouched import attributes_of, untouched
-from tiebeam.core.passes import Passed, Request, Wanted
+from tiebeam.core.measuring.passes import Passed, Request, Wanted
 from tiebeam.ir import Leaf
 
 

@@ -18,8 +18,8 @@ from tiebeam.backends.torch.measuring.passes import differentiate
 from tiebeam.backends.torch.model import TorchModel
 from tiebeam.backends.torch.names import Paths, StandIn
 from tiebeam.backends.torch.trace import Trace, trace
-from tiebeam.core.gradient_check import MovableTable
-from tiebeam.core.passes import Passed, Request, Wanted
+from tiebeam.core.measuring.gradient_check import MovableTable
+from tiebeam.core.measuring.passes import Passed, Request, Wanted
 from tiebeam.ir import Leaf
 
 

@@ -22,9 +22,9 @@ from tiebeam.backends.torch.shorten import shorter_arguments
 from tiebeam.backends.torch.trace import How, Trace, trace
 from tiebeam.core.finding import Finding
 from tiebeam.core.findings import Fixes
-from tiebeam.core.gradient_check import MovableTable
-from tiebeam.core.passes import Passed, Request, Wanted
-from tiebeam.core.sensitivity import QuantisableTable
+from tiebeam.core.measuring.gradient_check import MovableTable
+from tiebeam.core.measuring.passes import Passed, Request, Wanted
+from tiebeam.core.measuring.sensitivity import QuantisableTable
 from tiebeam.errors import InputError, ShapeError
 from tiebeam.ir import Leaf
 

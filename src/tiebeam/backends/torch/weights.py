@@ -26,7 +26,7 @@ from tiebeam.backends.torch.parts import (
     sharded,
     unrecorded,
 )
-from tiebeam.core.draws import ROWS_PER_BLOCK, Float32, Kind, draw_block
+from tiebeam.core.initialising.draws import ROWS_PER_BLOCK, Float32, Kind, draw_block
 from tiebeam.core.statistics import Distance as Distance
 from tiebeam.core.statistics import TableStatistics as TableStatistics
 from tiebeam.errors import InputError, RangeError, ShapeError

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tiebeam.core.facts import Table
 from tiebeam.core.finding import Finding
-from tiebeam.core.optimizers import POWERS, REFUSED, RULES, Rule
+from tiebeam.core.training.optimizers import POWERS, REFUSED, RULES, Rule
 
 FAR = math.log(1.5)  # a rate that is off by less makes no difference that a run would show
 NEGLIGIBLE = 1e-3  # of the largest rate: what a schedule does below it moves nothing

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from tiebeam.core.chains import computed_from
-from tiebeam.core.contract import contracted
 from tiebeam.core.facts import Readout, Table
-from tiebeam.core.provenance import IDS, INPUT, LEAF, provenance
-from tiebeam.core.records import Use
+from tiebeam.core.reading.chains import computed_from
+from tiebeam.core.reading.contract import contracted
+from tiebeam.core.reading.provenance import IDS, INPUT, LEAF, provenance
+from tiebeam.core.reading.records import Use
 from tiebeam.errors import TieError
 from tiebeam.ir import Graph, Leaf, Op, Origin
 

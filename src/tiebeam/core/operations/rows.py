@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from tiebeam.core.draws import ROWS_PER_BLOCK, draw_block
+from tiebeam.core.initialising.draws import ROWS_PER_BLOCK, draw_block
 from tiebeam.errors import RangeError
 
 How = Literal["covariance", "std", "mean", "zeros"]

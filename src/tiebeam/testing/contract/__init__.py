@@ -11,8 +11,8 @@ class BackendContract(Seeing, Writing, Refusing):
 
     A subclass names a builder: an object that makes a model of the framework from a `Blueprint` and NumPy weights
     (see `Builder` and the zoo's, such as `tiebeam.zoo.torch.blueprint.TorchBuilder`). What is true of the models is
-    worked out in NumPy; tables that are drawn are held against `tiebeam.core.draws` and one digest for all frameworks,
-    so that no process needs two of them.
+    worked out in NumPy; tables that are drawn are held against `tiebeam.core.initialising.draws` and one digest for
+    all frameworks, so that no process needs two of them.
 
     Attributes:
         builder: Builds the models.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tiebeam
-from tiebeam.core.draws import blocks, draw_block
+from tiebeam.core.initialising.draws import blocks, draw_block
 from tiebeam.testing.contract.base import OTHER_STD, Base, only, same
 from tiebeam.testing.contract.models import FREE, GOLDEN, GOLDEN_DIGESTS, GOLDEN_SEED, PLAIN, TIED, UNTIED
 from tiebeam.zoo.blueprint import Blueprint, Floats

@@ -20,9 +20,9 @@ from tiebeam.backends.jax.measuring.passes import differentiated, values_of
 from tiebeam.backends.jax.measuring.roles import Places, Roles
 from tiebeam.backends.jax.trace import Lowered, lowered, program_of
 from tiebeam.backends.protocol import RefusedError
-from tiebeam.core.gradient_check import reads_in_both
-from tiebeam.core.passes import ROLES, Request, Wanted, wanted
-from tiebeam.core.provenance import coarsest
+from tiebeam.core.measuring.gradient_check import reads_in_both
+from tiebeam.core.measuring.passes import ROLES, Request, Wanted, wanted
+from tiebeam.core.reading.provenance import coarsest
 from tiebeam.errors import InputError
 from tiebeam.ir import Graph
 

@@ -11,8 +11,8 @@ from tiebeam.backends.jax.kinds.tree import Tree
 from tiebeam.backends.jax.measuring.numbers import cross_entropy
 from tiebeam.backends.jax.trace import Program
 from tiebeam.core.closures import closed_over
-from tiebeam.core.passes import Request, Wanted
-from tiebeam.core.targets import IGNORED, targets_for
+from tiebeam.core.measuring.passes import Request, Wanted
+from tiebeam.core.measuring.targets import IGNORED, targets_for
 from tiebeam.errors import InputError
 from tiebeam.ir import Graph
 

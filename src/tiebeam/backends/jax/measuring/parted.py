@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
-from tiebeam.core.passes import Role
+from tiebeam.core.measuring.passes import Role
 
 Kind = Role | Literal["other"]
 KINDS: tuple[Kind, ...] = ("lookup", "readout", "other")

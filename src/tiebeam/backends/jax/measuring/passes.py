@@ -18,7 +18,17 @@ from tiebeam.backends.jax.measuring.objective import Objective
 from tiebeam.backends.jax.measuring.parted import KINDS, Kind, Parted
 from tiebeam.backends.jax.measuring.roles import Places, Roles, direct
 from tiebeam.backends.jax.trace import Lowered, Program, Trace, measured, repeats_in, seen_again
-from tiebeam.core.passes import ROLES, Drift, Passed, Request, Role, Sent, Wanted, counted_from_the_end, uses_of
+from tiebeam.core.measuring.passes import (
+    ROLES,
+    Drift,
+    Passed,
+    Request,
+    Role,
+    Sent,
+    Wanted,
+    counted_from_the_end,
+    uses_of,
+)
 from tiebeam.errors import InputError
 from tiebeam.ir import Leaf, Origin
 

@@ -15,8 +15,8 @@ from tiebeam.backends.jax.measuring.passes import values_of
 from tiebeam.backends.jax.measuring.roles import Places, Roles
 from tiebeam.backends.jax.recall import recalled
 from tiebeam.backends.jax.trace import Lowered, seen_again
-from tiebeam.core.passes import ROLES, Role, Wanted
-from tiebeam.core.quantise import Rows
+from tiebeam.core.measuring.passes import ROLES, Role, Wanted
+from tiebeam.core.measuring.quantise import Rows
 from tiebeam.errors import InputError
 
 Tables = Mapping[int, Mapping[str, Any]]

@@ -16,8 +16,8 @@ from tiebeam.backends.jax.lowering.calls import INLINE
 from tiebeam.backends.jax.lowering.fold import bound
 from tiebeam.backends.jax.lowering.lower import Frame, Path
 from tiebeam.backends.jax.measuring.parted import KINDS, Flat, Kind, Parted, leaves_of, one_of, result_of
-from tiebeam.core.passes import Role, RoleRead
-from tiebeam.core.provenance import INPUT, provenance
+from tiebeam.core.measuring.passes import Role, RoleRead
+from tiebeam.core.reading.provenance import INPUT, provenance
 from tiebeam.ir import Graph
 
 Place = tuple[int, int]

@@ -13,9 +13,9 @@ from jax import tree_util
 
 from tiebeam.backends.jax.kinds.tree import Tree, dotted
 from tiebeam.core.facts import Table
-from tiebeam.core.groups import Group, Parameter, check_beside, check_rates, plan_groups, split_matrices
-from tiebeam.core.optimizers import Quantity, Rule, family_of, rule
 from tiebeam.core.report import Report
+from tiebeam.core.training.groups import Group, Parameter, check_beside, check_rates, plan_groups, split_matrices
+from tiebeam.core.training.optimizers import Quantity, Rule, family_of, rule
 from tiebeam.errors import InputError, RangeError
 
 Rate = Any  # a number, an array of one, or a schedule

@@ -16,9 +16,9 @@ from jax import tree_util
 from tiebeam.backends.jax.kinds.tree import Tree, dotted, is_array
 from tiebeam.backends.jax.optimizers.groups import fitting
 from tiebeam.core.findings.optimizers import HeldGroup, OptimizerFacts, Schedule
-from tiebeam.core.groups import Parameter, owners_of
-from tiebeam.core.optimizers import RULES, family_of
 from tiebeam.core.report import Report
+from tiebeam.core.training.groups import Parameter, owners_of
+from tiebeam.core.training.optimizers import RULES, family_of
 from tiebeam.errors import InputError
 
 COUNTS = (0, 1, 2, 5, *(int(10 ** (k / 4)) for k in range(4, 25)))

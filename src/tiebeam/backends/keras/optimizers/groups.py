@@ -12,9 +12,9 @@ from tiebeam.backends.keras.model import of_keras
 from tiebeam.backends.keras.optimizers.grouped import OF_ALL, GroupedOptimizer, Share
 from tiebeam.backends.keras.variables import Named, Variables
 from tiebeam.core.facts import Table
-from tiebeam.core.groups import Group, Parameter, check_beside, check_rates, plan_groups, split_matrices
-from tiebeam.core.optimizers import Quantity, Rule, family_of_class, rule
 from tiebeam.core.report import Report
+from tiebeam.core.training.groups import Group, Parameter, check_beside, check_rates, plan_groups, split_matrices
+from tiebeam.core.training.optimizers import Quantity, Rule, family_of_class, rule
 from tiebeam.errors import InputError, RangeError
 
 Rate = Any  # a number, or a schedule of Keras

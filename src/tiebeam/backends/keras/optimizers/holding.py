@@ -13,9 +13,9 @@ from tiebeam.backends.keras.model import of_keras
 from tiebeam.backends.keras.optimizers.grouped import OF_ALL, GroupedOptimizer, Share
 from tiebeam.backends.keras.optimizers.groups import UNDER_THE_ROOT, family_in, parameters_of, trained_tables
 from tiebeam.core.findings.optimizers import HeldGroup, OptimizerFacts, Schedule
-from tiebeam.core.groups import owners_of
-from tiebeam.core.optimizers import RULES
 from tiebeam.core.report import Report
+from tiebeam.core.training.groups import owners_of
+from tiebeam.core.training.optimizers import RULES
 from tiebeam.errors import InputError
 
 COUNTS = (0, 1, 2, 5, *(int(10 ** (k / 4)) for k in range(4, 25)))

@@ -15,9 +15,9 @@ from tiebeam.backends.keras.tensorflow.measuring.moves import Moves
 from tiebeam.backends.keras.tensorflow.measuring.passes import differentiate
 from tiebeam.backends.keras.tensorflow.trace import Trace, measuring, placed, trace
 from tiebeam.backends.tables import AskedOnce
-from tiebeam.core.arithmetic import Arithmetic
-from tiebeam.core.gradient_check import MovableTable
-from tiebeam.core.passes import Passed, Request, Wanted
+from tiebeam.core.measuring.gradient_check import MovableTable
+from tiebeam.core.measuring.passes import Passed, Request, Wanted
+from tiebeam.core.reading.arithmetic import Arithmetic
 from tiebeam.ir import Leaf
 
 

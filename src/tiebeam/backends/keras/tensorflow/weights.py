@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tiebeam.backends.tables import distance_of, doubtful, long_axes, statistics_of
-from tiebeam.core.draws import ROWS_PER_BLOCK, blocks, draw_block
+from tiebeam.core.initialising.draws import ROWS_PER_BLOCK, blocks, draw_block
 from tiebeam.core.statistics import Distance, TableStatistics
 from tiebeam.errors import InputError
 

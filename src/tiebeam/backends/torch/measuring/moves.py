@@ -22,9 +22,9 @@ from tiebeam.backends.torch.recording.schema import schema_of
 from tiebeam.backends.torch.recording.shadow import map_tensors
 from tiebeam.backends.torch.session import neutral, unwrapped
 from tiebeam.backends.torch.trace import Trace, trace
-from tiebeam.core.gradient_check import reads_in_both
-from tiebeam.core.passes import ROLES, Request, wanted
-from tiebeam.core.provenance import coarsest
+from tiebeam.core.measuring.gradient_check import reads_in_both
+from tiebeam.core.measuring.passes import ROLES, Request, wanted
+from tiebeam.core.reading.provenance import coarsest
 from tiebeam.errors import InputError
 
 STEPS = {torch.float64: 1e-3, torch.float32: 5e-2}

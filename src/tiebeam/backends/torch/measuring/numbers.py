@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tiebeam.backends.torch.parts import sharded
-from tiebeam.core.passes import Drift, Role, Sent
+from tiebeam.core.measuring.passes import Drift, Role, Sent
 
 ROWS = 64  # rows of logits compared at a time
 CHUNK = 1 << 20  # elements of a table added or multiplied at a time: what a cache holds

@@ -25,8 +25,8 @@ from tiebeam.backends.torch.measuring.numbers import (
 from tiebeam.backends.torch.measuring.roles import Arrivals, Place, gradients_by_role
 from tiebeam.backends.torch.measuring.session import checkpoints_in_sight, gradients_aside
 from tiebeam.backends.torch.trace import Trace, trace
-from tiebeam.core.passes import ROLES, Passed, Request, Role, RoleRead, Sent, Wanted, wanted
-from tiebeam.core.targets import IGNORED, targets_for
+from tiebeam.core.measuring.passes import ROLES, Passed, Request, Role, RoleRead, Sent, Wanted, wanted
+from tiebeam.core.measuring.targets import IGNORED, targets_for
 from tiebeam.errors import InputError
 from tiebeam.ir import Leaf, Op
 

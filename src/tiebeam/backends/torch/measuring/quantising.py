@@ -14,8 +14,8 @@ from tiebeam.backends.torch.measuring.session import checkpoints_in_sight, gradi
 from tiebeam.backends.torch.recording.shadow import map_tensors
 from tiebeam.backends.torch.session import neutral
 from tiebeam.backends.torch.trace import Trace, trace
-from tiebeam.core.passes import ROLES, Role, RoleRead, wanted
-from tiebeam.core.quantise import Rows
+from tiebeam.core.measuring.passes import ROLES, Role, RoleRead, wanted
+from tiebeam.core.measuring.quantise import Rows
 from tiebeam.errors import InputError
 
 

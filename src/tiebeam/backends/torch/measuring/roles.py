@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tiebeam.core.passes import Role
+from tiebeam.core.measuring.passes import Role
 from tiebeam.errors import InputError
 
 Node = Any  # torch.autograd.graph.Node: its attributes have no annotations

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tiebeam.core.optimizers import family_of_class
+from tiebeam.core.training.optimizers import family_of_class
 
 
 def family_in(optimizer: Any, group: Mapping[str, Any]) -> str | None:

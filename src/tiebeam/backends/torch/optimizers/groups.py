@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from tiebeam.backends.torch.names import all_parameters, named_tensors
 from tiebeam.backends.torch.optimizers.families import family_in
 from tiebeam.core.facts import Table
-from tiebeam.core.groups import Group, GroupPlan, Parameter, check_rates, owners_of, plan_groups
-from tiebeam.core.optimizers import Quantity, Rule, rule
 from tiebeam.core.report import Report
+from tiebeam.core.training.groups import Group, GroupPlan, Parameter, check_rates, owners_of, plan_groups
+from tiebeam.core.training.optimizers import Quantity, Rule, rule
 from tiebeam.errors import InputError, RangeError
 
 Rate = float | Tensor | None

@@ -10,8 +10,8 @@ from tiebeam.backends.torch.optimizers.families import family_in
 from tiebeam.backends.torch.optimizers.groups import inventory, overlapping, tables_of
 from tiebeam.backends.torch.optimizers.schedules import follow, nested
 from tiebeam.core.findings.optimizers import HeldGroup, OptimizerFacts, Schedule
-from tiebeam.core.optimizers import RULES
 from tiebeam.core.report import Report
+from tiebeam.core.training.optimizers import RULES
 from tiebeam.errors import InputError
 
 

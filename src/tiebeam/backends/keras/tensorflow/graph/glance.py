@@ -14,7 +14,7 @@ from tiebeam.backends.keras.common import KerasModel
 from tiebeam.backends.keras.tensorflow.graph.program import Program, parts_of
 from tiebeam.backends.keras.tensorflow.measure import READS
 from tiebeam.backends.keras.untouched import untouched
-from tiebeam.core.arithmetic import Arithmetic
+from tiebeam.core.reading.arithmetic import Arithmetic
 
 ARITHMETIC = frozenset(("Add", "AddV2", "Sub", "Mul", "MulNoNan", "Div", "RealDiv", "DivNoNan", "Neg"))
 PRODUCTS = frozenset(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"))

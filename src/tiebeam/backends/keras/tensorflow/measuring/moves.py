@@ -12,9 +12,9 @@ from tiebeam.backends.keras.tensorflow.measuring import numbers
 from tiebeam.backends.keras.tensorflow.measuring.passes import Pass, integers
 from tiebeam.backends.keras.tensorflow.measuring.split import Again, Key
 from tiebeam.backends.keras.tensorflow.trace import Placed
-from tiebeam.core.gradient_check import reads_in_both
-from tiebeam.core.passes import ROLES, Request
-from tiebeam.core.provenance import coarsest
+from tiebeam.core.measuring.gradient_check import reads_in_both
+from tiebeam.core.measuring.passes import ROLES, Request
+from tiebeam.core.reading.provenance import coarsest
 from tiebeam.errors import InputError
 
 STEPS = {"float64": 1e-3, "float32": 5e-2}

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tiebeam.backends.keras.tensorflow.graph.program import Program
-from tiebeam.core.passes import OwnLoss, Request, Wanted
-from tiebeam.core.targets import IGNORED, Ints, targets_for
+from tiebeam.core.measuring.passes import OwnLoss, Request, Wanted
+from tiebeam.core.measuring.targets import IGNORED, Ints, targets_for
 from tiebeam.errors import InputError
 from tiebeam.ir import Graph
 

@@ -22,7 +22,7 @@ from tiebeam.backends.keras.tensorflow.measuring.objective import Objective
 from tiebeam.backends.keras.tensorflow.measuring.split import Again, Key, split
 from tiebeam.backends.keras.tensorflow.trace import Placed, Trace
 from tiebeam.core.closures import closed_over
-from tiebeam.core.passes import ROLES, Drift, Passed, Request, Role, Sent, Wanted, wanted
+from tiebeam.core.measuring.passes import ROLES, Drift, Passed, Request, Role, Sent, Wanted, wanted
 from tiebeam.errors import InputError
 from tiebeam.ir import Leaf
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tiebeam.backends.keras.tensorflow.graph.program import Program, needed
 from tiebeam.backends.keras.tensorflow.trace import Placed
-from tiebeam.core.passes import Role, RoleRead
+from tiebeam.core.measuring.passes import Role, RoleRead
 from tiebeam.errors import InputError
 
 ALIASES = frozenset(("ReadVariableOp", "Identity", "StopGradient", "PreventGradient"))

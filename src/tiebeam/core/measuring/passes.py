@@ -7,11 +7,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tiebeam.core.contract import contracted
-from tiebeam.core.provenance import IDS, INPUT, provenance
-from tiebeam.core.reads import find_reads
-from tiebeam.core.records import Use, build_uses
-from tiebeam.core.roles import Read
+from tiebeam.core.reading.contract import contracted
+from tiebeam.core.reading.provenance import IDS, INPUT, provenance
+from tiebeam.core.reading.reads import find_reads
+from tiebeam.core.reading.records import Use, build_uses
+from tiebeam.core.reading.roles import Read
 from tiebeam.core.ties import group_uses
 from tiebeam.ir import Graph, Node, Op
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from tiebeam.core.provenance import IDS, INTS
-from tiebeam.core.roles import Read
+from tiebeam.core.reading.provenance import IDS, INTS
+from tiebeam.core.reading.roles import Read
 from tiebeam.ir import Graph, Node, Op
 
 _CURVES = (Op.POINTWISE, Op.TANH, Op.SIGMOID, Op.SOFTMAX)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tiebeam.core.measurement import Measurement
+from tiebeam.core.measuring.measurement import Measurement
 
 UNLEARNED = 100
 """Steps after which the bias towards the token just read should be gone: 25 did in the models of seed 0."""

@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tiebeam.core.provenance import IDS, INPUT, INTS
-from tiebeam.core.source import Source, sources_of
+from tiebeam.core.reading.provenance import IDS, INPUT, INTS
+from tiebeam.core.reading.source import Source, sources_of
 from tiebeam.ir import Graph, Node, Op, Origin
 
 

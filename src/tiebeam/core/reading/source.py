@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from tiebeam.core.chains import made_of
-from tiebeam.core.numbers import ONE, OWN, Factor, scalar
-from tiebeam.core.provenance import INPUT, RANDOM
-from tiebeam.core.switches import NO_DROPOUT, Dropping, mask_levels
+from tiebeam.core.reading.chains import made_of
+from tiebeam.core.reading.numbers import ONE, OWN, Factor, scalar
+from tiebeam.core.reading.provenance import INPUT, RANDOM
+from tiebeam.core.reading.switches import NO_DROPOUT, Dropping, mask_levels
 from tiebeam.ir import Axes, Graph, Leaf, Node, Op, Value
 
 _ADDED = "something is added to the table"

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from tiebeam.core.facts import Lookup, Predicted, Readout, Table
-from tiebeam.core.passes import ROLES, Drift, Passed, Role, Sent, Wanted
-from tiebeam.core.records import root_mean_square
-from tiebeam.core.spectrum import Spectrum, spectrum
+from tiebeam.core.measuring.passes import ROLES, Drift, Passed, Role, Sent, Wanted
+from tiebeam.core.measuring.spectrum import Spectrum, spectrum
+from tiebeam.core.reading.records import root_mean_square
 
 SCHEMA_VERSION = 1
 """Of `Measurement.to_dict`."""

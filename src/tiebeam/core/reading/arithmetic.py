@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tiebeam.core.numbers import scalar
-from tiebeam.core.provenance import provenance
-from tiebeam.core.records import Use, doubtful
+from tiebeam.core.reading.numbers import scalar
+from tiebeam.core.reading.provenance import provenance
+from tiebeam.core.reading.records import Use, doubtful
 from tiebeam.ir import Graph, Node, Op
 
 _OPS = (Op.MUL, Op.DIV, Op.ADD, Op.SUB)

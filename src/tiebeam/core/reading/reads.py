@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tiebeam.core.chains import computed_from
-from tiebeam.core.reach import reaches
-from tiebeam.core.roles import Read, lookups_at, products_at
-from tiebeam.core.source import sources_of
-from tiebeam.core.unseen import scores_alone, unseen_readouts
-from tiebeam.core.walk import Forward
+from tiebeam.core.reading.chains import computed_from
+from tiebeam.core.reading.reach import reaches
+from tiebeam.core.reading.roles import Read, lookups_at, products_at
+from tiebeam.core.reading.source import sources_of
+from tiebeam.core.reading.unseen import scores_alone, unseen_readouts
+from tiebeam.core.reading.walk import Forward
 from tiebeam.ir import Graph, Op
 
 SMALL_SHARE = 0.25  # a table below a quarter of the largest, in rows or width, is no vocabulary

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tiebeam.core.passes import ROLES, RoleRead, Wanted
+from tiebeam.core.measuring.passes import ROLES, RoleRead, Wanted
 from tiebeam.errors import InputError, RangeError
 from tiebeam.ir import Graph
 

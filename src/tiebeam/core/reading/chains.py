@@ -2,8 +2,8 @@
 
 import math
 
-from tiebeam.core.numbers import ONE, Factor, scalar
-from tiebeam.core.provenance import INPUT, LEAF
+from tiebeam.core.reading.numbers import ONE, Factor, scalar
+from tiebeam.core.reading.provenance import INPUT, LEAF
 from tiebeam.ir import Graph, Leaf, Node, Op
 
 _SUMS = 16  # of sums that a multiple may be made of: a loop over the tokens of an example is shorter

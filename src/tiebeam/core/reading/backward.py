@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from tiebeam.core.chains import computed_from, counted, equal_terms, made_of, mean_of, multiple
-from tiebeam.core.numbers import ONE, OWN, Factor, is_constant, scalar, uniform
-from tiebeam.core.provenance import INPUT
-from tiebeam.core.switches import NO_DROPOUT, Levels, mask_levels
+from tiebeam.core.reading.chains import computed_from, counted, equal_terms, made_of, mean_of, multiple
+from tiebeam.core.reading.numbers import ONE, OWN, Factor, is_constant, scalar, uniform
+from tiebeam.core.reading.provenance import INPUT
+from tiebeam.core.reading.switches import NO_DROPOUT, Levels, mask_levels
 from tiebeam.ir import Graph, Leaf, Node, Op
 
 _PASS = (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK)

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from itertools import product
 
-from tiebeam.core.numbers import ONE, Factor, is_mask, uniform
-from tiebeam.core.provenance import INPUT, RANDOM
+from tiebeam.core.reading.numbers import ONE, Factor, is_mask, uniform
+from tiebeam.core.reading.provenance import INPUT, RANDOM
 from tiebeam.ir import Graph, Node, Op, Value
 
 _DEPTH = 32

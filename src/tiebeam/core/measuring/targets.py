@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiebeam.core.passes import Request, Wanted
+from tiebeam.core.measuring.passes import Request, Wanted
 from tiebeam.errors import InputError
 from tiebeam.ir import Graph
 

@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tiebeam.core.passes import ROLES, Role
-from tiebeam.core.quantise import Rows, bits_each, quantised
+from tiebeam.core.measuring.passes import ROLES, Role
+from tiebeam.core.measuring.quantise import Rows, bits_each, quantised
 from tiebeam.core.tables import FRESH_ROWS, FRESH_SPREAD
 from tiebeam.errors import InputError, RangeError
 

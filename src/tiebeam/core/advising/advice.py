@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from tiebeam.core.evidence import EVIDENCE, PRACTICE, THIN, Evidence, Practice
+from tiebeam.core.advising.evidence import EVIDENCE, PRACTICE, THIN, Evidence, Practice
 from tiebeam.errors import RangeError
 
 Now = Literal["tied", "untied", "no-readout", "unknown"]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tiebeam.core.provenance import INPUT, LEAF, MASK, RANDOM
+from tiebeam.core.reading.provenance import INPUT, LEAF, MASK, RANDOM
 from tiebeam.ir import Graph, Op, Origin
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from tiebeam.core import moments
 from tiebeam.core.facts import Table
+from tiebeam.core.initialising import moments
 from tiebeam.errors import RangeError
 
 Mode = Literal["auto", "analytic", "empirical"]

@@ -6,9 +6,9 @@ A fused normalisation says so (`Op.NORMALIZE`); a decomposed one is a piece of g
 
 import heapq
 
-from tiebeam.core.chains import multiple
-from tiebeam.core.numbers import is_mask
-from tiebeam.core.provenance import INPUT
+from tiebeam.core.reading.chains import multiple
+from tiebeam.core.reading.numbers import is_mask
+from tiebeam.core.reading.provenance import INPUT
 from tiebeam.ir import Graph, Node, Op
 
 SMALL = 0.05  # an epsilon that is added inside a normalisation

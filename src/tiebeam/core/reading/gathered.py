@@ -1,6 +1,6 @@
 """Where no table was found: what the token ids were used on all the same."""
 
-from tiebeam.core.provenance import IDS, provenance
+from tiebeam.core.reading.provenance import IDS, provenance
 from tiebeam.ir import Graph, Leaf, Op
 
 _ON_THE_WAY = (Op.LAYOUT, Op.CAST, Op.GATHER, Op.MUL, Op.DIV)

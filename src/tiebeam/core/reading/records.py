@@ -3,18 +3,18 @@
 import math
 from dataclasses import dataclass, replace
 
-from tiebeam.core.backward import backward
-from tiebeam.core.chains import computed_from
 from tiebeam.core.facts import Lookup, Readout
-from tiebeam.core.gradients import reached_by_gradients
-from tiebeam.core.norms import every_use_normalizes, normalized_upstream, stream_before
-from tiebeam.core.numbers import ONE, Factor
-from tiebeam.core.provenance import INPUT
-from tiebeam.core.reads import Reads
-from tiebeam.core.roles import Read
-from tiebeam.core.source import source_of
-from tiebeam.core.switches import counts_factor
-from tiebeam.core.walk import Forward, Walk
+from tiebeam.core.reading.backward import backward
+from tiebeam.core.reading.chains import computed_from
+from tiebeam.core.reading.gradients import reached_by_gradients
+from tiebeam.core.reading.norms import every_use_normalizes, normalized_upstream, stream_before
+from tiebeam.core.reading.numbers import ONE, Factor
+from tiebeam.core.reading.provenance import INPUT
+from tiebeam.core.reading.reads import Reads
+from tiebeam.core.reading.roles import Read
+from tiebeam.core.reading.source import source_of
+from tiebeam.core.reading.switches import counts_factor
+from tiebeam.core.reading.walk import Forward, Walk
 from tiebeam.ir import Graph, Op
 
 _MOVES = (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK, Op.MUL, Op.DIV)

@@ -6,11 +6,11 @@ A table that is only looked up wants a std of 1, with which a readout would give
 
 from collections.abc import Iterable
 
-from tiebeam.core.chains import computed_from
-from tiebeam.core.numbers import scalar
-from tiebeam.core.provenance import INPUT, INTS
-from tiebeam.core.roles import Read
-from tiebeam.core.source import source_of
+from tiebeam.core.reading.chains import computed_from
+from tiebeam.core.reading.numbers import scalar
+from tiebeam.core.reading.provenance import INPUT, INTS
+from tiebeam.core.reading.roles import Read
+from tiebeam.core.reading.source import source_of
 from tiebeam.ir import Axes, Graph, Node, Op
 
 

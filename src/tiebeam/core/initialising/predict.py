@@ -2,8 +2,8 @@
 
 import math
 
-from tiebeam.core import moments
 from tiebeam.core.facts import Predicted
+from tiebeam.core.initialising import moments
 from tiebeam.errors import RangeError
 
 

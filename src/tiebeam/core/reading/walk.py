@@ -8,11 +8,11 @@ import heapq
 import math
 from dataclasses import dataclass, field, replace
 
-from tiebeam.core.chains import counted, equal_terms, made_of, multiple, same_product
-from tiebeam.core.numbers import ONE, OWN, Factor, scalar, uniform
-from tiebeam.core.provenance import INPUT
-from tiebeam.core.source import sources_of
-from tiebeam.core.switches import NO_DROPOUT, Dropping, mask_levels
+from tiebeam.core.reading.chains import counted, equal_terms, made_of, multiple, same_product
+from tiebeam.core.reading.numbers import ONE, OWN, Factor, scalar, uniform
+from tiebeam.core.reading.provenance import INPUT
+from tiebeam.core.reading.source import sources_of
+from tiebeam.core.reading.switches import NO_DROPOUT, Dropping, mask_levels
 from tiebeam.ir import Graph, Leaf, Node, Op
 
 _TO_A_BIAS = (Op.LAYOUT, Op.CAST, Op.MUL, Op.DIV, Op.GATHER, Op.POINTWISE)

@@ -10,8 +10,8 @@ from numbers import Real
 from typing import Any, Literal
 
 from tiebeam.core.facts import Table
-from tiebeam.core.init import could_be_a_layer
-from tiebeam.core.optimizers import POWERS, Quantity, Rule, rule
+from tiebeam.core.initialising.init import could_be_a_layer
+from tiebeam.core.training.optimizers import POWERS, Quantity, Rule, rule
 from tiebeam.errors import InputError, RangeError
 
 Kind = Literal["matrices", "embeddings", "vectors", "table"]
@@ -102,7 +102,7 @@ def plan_groups(
     Args:
         parameters: All of the model, each object once.
         tables: Of a report on that model.
-        optimizer: Family; see `tiebeam.core.optimizers.RULES`.
+        optimizer: Family; see `tiebeam.core.training.optimizers.RULES`.
         base_width: Width at which the learning rate was found: body rates are multiplied by `base_width / width`.
         base_readout_factor: The readout factor that the model has at that width.
         ratios: `c` by a table's name, where it is not to be the report's.
@@ -112,7 +112,8 @@ def plan_groups(
         RangeError: No rule holds, a ratio is unknown or no positive number, or `base_width` does not apply.
         InputError: A table is aliased or not the model's, or nothing is trainable.
 
-    Source: `tiebeam.core.optimizers`; for `base_width` Yang et al. 2022 (arXiv 2203.03466), table 8, Adam column.
+    Source: `tiebeam.core.training.optimizers`; for `base_width` Yang et al. 2022 (arXiv 2203.03466), table 8, Adam
+    column.
 
     Example:
         >>> from tiebeam.core.facts import Readout

@@ -1,0 +1,1 @@
+"""What a std does, which one to draw, and the draw."""

@@ -1,0 +1,1 @@
+"""What a pass is asked for, and what its numbers say."""

@@ -1,0 +1,1 @@
+"""Rates of groups, rules of optimizers, and what to warn of meanwhile."""
