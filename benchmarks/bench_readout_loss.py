@@ -31,6 +31,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TIME = {("fp32", 128): 0.52, ("fp32", 512): 0.70, ("bf16", 128): 0.28, ("bf16", 512): 0.36}
 STEP = {"fp32": 0.40, "bf16": 0.26}
 MEMORY = 90.0
+PARTS = ["loss", "large", "errors", "step"]
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -119,6 +120,19 @@ def bench_loss(tokens: int, width: int, runs: int, *, slow: bool) -> list[Row]:
     return rows
 
 
+def bench_large(tokens: int, width: int) -> list[Row]:
+    """The loss of tables that were drawn too wide, where most probabilities are subnormal or nearly."""
+    hidden, table, targets = problem(tokens // 8, width, torch.float32)
+    rows = []
+    for std in (1.0, 2.0):
+        drawn = (table.detach() * (std * width**0.5)).requires_grad_()
+        works = [lambda w=way, t=drawn: run(w, hidden, t, targets) for way in ("eager", "readout_loss")]
+        usual, ours = medians(3, *works, clock=time.thread_time)
+        what = f"fp32, width {width}, a table drawn at {std:g}: readout_loss / eager"
+        rows.append(Row(what, ours / usual, note=f"{tokens // 8} tokens, {ours:.2f} s"))
+    return rows
+
+
 def bench_errors(width: int) -> list[Row]:
     """Against float64, on a quarter of the tokens."""
     rows = []
@@ -188,7 +202,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--widths", type=int, nargs="+", default=[128, 512])
-    parser.add_argument("--only", choices=["loss", "errors", "step"], nargs="+", default=["loss", "errors", "step"])
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS)
     parser.add_argument("--no-default", action="store_true", help="leave out torch's default, the slowest")
     parser.add_argument("--memory", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--kind", choices=DTYPES, default="fp32", help=argparse.SUPPRESS)
@@ -200,6 +214,7 @@ def main() -> int:
     rows: list[Row] = []
     for width in args.widths:
         rows += bench_loss(args.tokens, width, args.runs, slow=not args.no_default) if "loss" in args.only else []
+        rows += bench_large(args.tokens, width) if "large" in args.only else []
         rows += bench_errors(width) if "errors" in args.only else []
     rows += bench_step(args.tokens, 128, args.runs) if "step" in args.only else []
     return int(show(f"The readout loss: {args.tokens} tokens, vocabulary {VOCAB}, one thread", rows) > 0)

@@ -47,7 +47,8 @@ def careful(tokens: Tokens, table: Table, wanted: Wanted) -> tuple[Seen, Tensor 
             top.see(z)
             top.own(own.here.squeeze(-1), own.value.squeeze(-1))
         above = torch.maximum(most, z.amax(-1))
-        sums = sums * (most - above).exp() + (z - above.unsqueeze(-1)).exp_().sum(-1)
+        e = (z - above.unsqueeze(-1)).clamp_(min=math.log(_least(z))).exp_()
+        sums = sums * (most - above).exp() + torch.threshold_(e, 1.1 * _least(z), 0.0).sum(-1)
         most = above
         own.put_back(z)
     above = table.ranks.max_(most.clone())
@@ -70,15 +71,28 @@ def _logits(z: Tensor, read: Tensor, table: Table, piece: slice) -> None:
         z.div_(table.soft_cap).tanh_().mul_(table.soft_cap)
 
 
+def _least(like: Tensor) -> float:
+    """The smallest probability that is computed with, the smallest normal number of a dtype and a little more.
+
+    A processor takes a hundred times as long for an exponential, a product or a sum that is subnormal.
+    """
+    return 2.0 * torch.finfo(like.dtype).tiny
+
+
 def _gradients(tokens: Tokens, table: Table, wanted: Wanted, room: Room, found: Seen, grad: Tensor | None) -> None:
     row = tokens.pull(table, found.lse).to(table.wide).unsqueeze(-1)
     lse = found.lse.to(table.wide).unsqueeze(-1)
     read = tokens.read.to(table.product)
+    # What a row makes subnormal is nothing: see `_least`. No weight below 0 is worth another pass.
+    low = (_least(row) / row.abs().clamp(1e-30, 1.0)).log_()
+    flushes = bool((row >= 0.0).all())
     smoothed, targets = tokens.smoothed(table).unsqueeze(-1), tokens.targets - table.first
     for number, piece in enumerate(table.pieces()):
         z = room.piece(piece)
         slope = None if table.soft_cap is None else (z / table.soft_cap).square_().neg_().add_(1.0)
-        p = z.sub_(lse).exp_().mul_(row)
+        p = torch.maximum(z.sub_(lse), low, out=z).exp_().mul_(row)
+        if flushes:
+            torch.threshold_(p, 1.1 * _least(p), 0.0)
         Own.taken_out(p, targets, piece, 0.0)
         if table.dense_smoothing:
             p -= smoothed if table.weight is None else smoothed * table.weight[piece].to(p.dtype)
