@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.torch.expect import all_of, check, table_of
 from tests.torch.models.kit import Base, Builder, ids, load
+from torch import nn
 
 import tiebeam
 
@@ -106,3 +107,38 @@ def test_a_factor_has_the_value_it_had_at_its_dtype(dtype: torch.dtype) -> None:
     model = case.model.to(dtype)
     table = tiebeam.inspect(model, case.inputs).tables[0]
     assert table.lookup_factor == torch.tensor(3072**0.5).to(dtype).item()
+
+
+MARK = 290
+
+
+class Pictures(nn.Module):
+    """Patches of an image take the places of marks among the ids, as many as the grid says."""
+
+    def __init__(self, factor: Callable[[torch.Tensor], float]) -> None:
+        super().__init__()
+        self.factor = factor
+        self.embed = nn.Embedding(300, 64)
+        self.patches = nn.Linear(12, 64)
+        self.norm = nn.RMSNorm(64)
+
+    def forward(self, ids: torch.Tensor, patches: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        marks = ids == MARK
+        if not len(patches) == int(grid.prod()) == int(marks.sum()):
+            raise ValueError("other patches than marks")
+        rows = self.embed(ids).masked_scatter(marks[..., None], self.patches(patches))
+        return self.norm(rows * self.factor(ids)) @ self.embed.weight.T * 0.25
+
+
+@pytest.mark.parametrize(
+    ("factor", "known"), [(lambda ids: 10.0, 10.0), (lambda ids: ids.shape[1] ** 0.5, None)], ids=["constant", "length"]
+)
+def test_factors_are_confirmed_where_a_part_of_the_ids_must_stay(
+    factor: Callable[[torch.Tensor], float], known: float | None
+) -> None:
+    """No crop of ids and grid alike fits the patches; ids that go on longer do."""
+    ids = torch.arange(10, 30)[None].clone()
+    ids[:, 3:7] = MARK
+    [table] = tiebeam.inspect(Pictures(factor), (ids, torch.randn(4, 12), torch.tensor([[1, 2, 2]]))).tables
+    assert (table.lookup_factor, table.readout_factor) == (known, 0.25)
+    assert known is not None or any("another length" in note for note in table.notes)
