@@ -142,3 +142,62 @@ def test_factors_are_confirmed_where_a_part_of_the_ids_must_stay(
     [table] = tiebeam.inspect(Pictures(factor), (ids, torch.randn(4, 12), torch.tensor([[1, 2, 2]]))).tables
     assert (table.lookup_factor, table.readout_factor) == (known, 0.25)
     assert known is not None or any("another length" in note for note in table.notes)
+
+
+class Pieces(nn.Module):
+    """Rows or logits that are written into a buffer piece by piece, by `write`."""
+
+    def __init__(self, write: Callable[[torch.Tensor], torch.Tensor], *, of_rows: bool) -> None:
+        super().__init__()
+        self.write, self.of_rows = write, of_rows
+        self.embed = nn.Embedding(300, 64)
+        self.norm = nn.RMSNorm(64)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = self.embed(ids) * 8.0
+        logits = self.norm(self.write(rows) if self.of_rows else rows) @ self.embed.weight.T
+        return logits if self.of_rows else self.write(logits)
+
+
+def one_by_one(x: torch.Tensor) -> torch.Tensor:
+    """Each sequence into zeros, as sequences of other lengths are padded."""
+    return nn.utils.rnn.pad_sequence([x[0, :9], x[1]], batch_first=True)
+
+
+def one_position_on(x: torch.Tensor) -> torch.Tensor:
+    moved = x.clone()
+    moved[:, 1:] = x[:, :-1]
+    return moved
+
+
+def twice_in_places(x: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[:, 0] = 2.0 * x[:, 0]
+    return x
+
+
+def added_to_in_places(x: torch.Tensor) -> torch.Tensor:
+    return x.index_add(1, torch.tensor([1, 3]), x[:, :2])
+
+
+def bent_in_places(x: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[..., :9] = x[..., :9].tanh()
+    return x
+
+
+@pytest.mark.parametrize(
+    ("write", "known"),
+    [(one_by_one, True), (one_position_on, True), (twice_in_places, False), (added_to_in_places, False)],
+    ids=lambda a: getattr(a, "__name__", ""),
+)
+@pytest.mark.parametrize("of_rows", [True, False], ids=["rows", "logits"])
+def test_pieces_put_together_have_the_factor_that_all_of_them_have(write: Any, known: bool, of_rows: bool) -> None:
+    [table] = tiebeam.inspect(Pieces(write, of_rows=of_rows), torch.arange(24).view(2, 12)).tables
+    got = table.lookup_factor if of_rows else table.readout_factor
+    assert got == ((8.0 if of_rows else 1.0) if known else None)
+
+
+def test_pieces_of_which_some_are_bent_have_no_factor() -> None:
+    [table] = tiebeam.inspect(Pieces(bent_in_places, of_rows=False), torch.arange(24).view(2, 12)).tables
+    assert (table.readout_factor, table.soft_cap) == (None, None)
