@@ -54,11 +54,21 @@ def test_a_lookup_says_how_it_reads(look, kind):
     assert lookup_of(g).kind == kind
 
 
+def counted(g, join):
+    """How many came before, times or less a mask that the caller passes as integers."""
+    mask = g.input_ids()
+    return join(g.node(Op.OPAQUE, [mask], [None], (B, T), dtype="int64"), mask)
+
+
 NO_LOOKUPS = {
     "positions that the program counts": lambda g, w: g.gather(w, g.arange(T)),
     "positions counted from a mask of the inputs": lambda g, w: g.gather(
         w,
         g.node(Op.OPAQUE, [g.compare(g.input_ids(), g.constant((), 0.0, "int64"))], [None], (B, T), dtype="int64"),
+    ),
+    "positions counted from a mask of integers, less it": lambda g, w: g.gather(w, counted(g, g.sub)),
+    "positions counted from a mask of integers, times it": lambda g, w: g.gather(
+        w, g.sub(counted(g, g.mul), g.constant((), 1.0, "int64"))
     ),
     "a codebook at the nearest entry": lambda g, w: g.gather(
         w, g.reduce(g.dot(g.input((B, T, D)), w), keep=False, degree=0.0, dtype="int64")

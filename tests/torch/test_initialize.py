@@ -338,3 +338,27 @@ def test_a_classifier_is_not_drawn_as_a_readout_and_a_note_says_so() -> None:
     assert [done.name for done in report.init] == ["embed.weight"]
     assert torch.equal(model.head.weight, before)
     assert any("classifier" in note for note in report.notes)
+
+
+class WordsAndCodes(nn.Module):
+    """A large vocabulary goes in, and a small one in and out, whose readout lacks the row of the padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(1000, 64)
+        self.codes = nn.Embedding(257, 64)
+        self.norm = nn.LayerNorm(64)
+        self.head = nn.Linear(64, 256, bias=False)
+
+    def forward(self, words: Tensor, codes: Tensor) -> Tensor:
+        context = self.words(words).mean(1, keepdim=True)
+        return self.head(self.norm(self.codes(codes) + context))
+
+
+def test_a_readout_that_lacks_a_row_of_its_lookup_is_measured_beside_a_larger_vocabulary() -> None:
+    """Its hidden state was only measured if it had as many rows as a lookup or half of the largest: `not-settled`."""
+    model, ids = WordsAndCodes(), (IDS, IDS)
+    head = tiebeam.inspect(model, ids).tables[-1]
+    assert (head.name, head.hidden_rms) == ("head.weight", pytest.approx(1.0, rel=0.02))
+    tiebeam.initialize(model, ids).assert_healthy()
+    assert model(*ids).std().item() == pytest.approx(1.0, abs=0.1)

@@ -59,6 +59,24 @@ def test_positions_are_no_vocabulary_table() -> None:
     assert [t.name for t in report.tables] == ["table"]
 
 
+def test_positions_counted_from_a_mask_of_integers_are_no_vocabulary_table() -> None:
+    """A third as many as there are tokens: `initialize` would draw them anew."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.positions = nn.Embedding(300, 64), nn.Embedding(100, 64)
+            self.norm = nn.LayerNorm(64)
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            places = (mask.cumsum(1) * mask - 1).long() + 2
+            return self.norm(self.embed(ids) + self.positions(places)) @ self.embed.weight.T
+
+    ids = torch.arange(24).view(2, 12)
+    report = tiebeam.inspect(Counting(), (ids, (ids != 3).long()))
+    assert [t.name for t in report.tables] == ["embed.weight"]
+
+
 def test_one_input_may_be_given_bare() -> None:
     case = load()["lookups"]["EmbeddingModule"]()
     assert tiebeam.inspect(case.model, case.inputs[0]).tables == tiebeam.inspect(case.model, case.inputs).tables

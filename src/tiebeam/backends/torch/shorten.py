@@ -16,8 +16,10 @@ def shorter_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[
 
     Sequence lengths are the last axes of integer tensors (else the second axis of the first tensor that has
     one); every axis of such a size in any tensor is cropped, in containers too. Floats within an object of a class
-    of its own are a state (a cache of earlier tokens), and stay. The first try changes the batch as well; for models
-    that take one length the last but one changes the batch alone, and the last values alone.
+    of its own are a state (a cache of earlier tokens), and stay. The first try changes the batch as well. Where
+    something else has to go with the ids (the features of an image with its places, their grid), later ones add to
+    the longest axis alone; for models that take one length the last but one changes the batch alone, and the last
+    values alone.
     """
     tensors = list(tensors_of((args, dict(kwargs))))
     lengths = {int(t.shape[-1]) for t in tensors if not t.is_floating_point() and t.ndim}
@@ -50,9 +52,42 @@ def shorter_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[
     other = batch - 1 if batch > 1 else 2
     tries = [all_changed(1, other)] if batch else []
     tries += [all_changed(cut, batch) for cut in (1, 2, 0.75, 0.5)]
+    tries += [_longer((args, dict(kwargs)), max(lengths), batch, more) for more in (1, 2)]
     tries += [all_changed(0, other)] if batch else []
     shapes = [t.shape for t in tensors]  # what could not be built anew is as long as it was, and confirms nothing
     return [*(a for a in tries if [t.shape for t in tensors_of(a)] != shapes), all_changed(0, batch)]
+
+
+def _longer(given: Arguments, length: int, batch: int, more: int) -> Arguments:
+    """The last position of every axis of this length once or twice more, and ids that occur once as others."""
+
+    def changed(t: torch.Tensor, data: bool) -> torch.Tensor:
+        axes = [a for a, n in enumerate(t.shape) if n == length and (a or t.ndim == 1 or n != batch)]
+        if not axes or (t.is_floating_point() and not data):
+            return t
+        t = _single_ones_turned(t)
+        for axis in axes:
+            t = torch.cat([t, *[t.narrow(axis, length - 1, 1)] * more], axis)
+        return t
+
+    longer: Arguments = rebuilt(given, changed)
+    return longer
+
+
+def _single_ones_turned(t: torch.Tensor) -> torch.Tensor:
+    """Ids that occur once in reverse, the smallest and the largest of them replaced; all others keep their places.
+
+    What occurs again can be a mark: as many of them as an image has features.
+    """
+    if t.is_floating_point() or t.dtype == torch.bool or valueless(t):
+        return t
+    _, places, counts = torch.unique(t, return_inverse=True, return_counts=True)
+    single = counts[places] == 1
+    if int(single.sum()) < 4:
+        return t
+    other = t.clone()
+    other[single] = _other_values(t[single])
+    return other
 
 
 def _other_values(t: torch.Tensor) -> torch.Tensor:

@@ -116,6 +116,8 @@ def _integers(graph: Graph, node: Node, read: list[int]) -> int:
         return INTS | masks if plain and all(f & INPUT or not f & LEAF for f in read) else 0
     chosen = node.op is Op.REDUCE and not node.sums and node.degree == 1.0  # the largest, the median: one of them
     keeps = node.op in _MOVES or ((node.op in _ARITHMETIC or chosen) and out.integral)
+    if node.op in (Op.MUL, Op.SUB) and not all(f & (IDS | MASK) for f in reached):
+        keeps = False  # a count times a mask is a position, whatever integers the mask came as
     if keeps and out.dtype != "bool" and any(f & IDS for f in reached):
         return INTS | IDS | masks
     return INTS | masks

@@ -39,8 +39,8 @@ def find_reads(graph: Graph, flags: list[int]) -> Reads:
     products = [r for node in graph.nodes for r in products_at(graph, flags, node)]
     own = [r for r in products if kin.owns(r) and reaches(graph, flags, r, own=True)]
     foreign = [r for r in products if not kin.knows(r)]
-    near = [r for r in foreign if any(_near(r.vocab, v.vocab) for v in lookups) and reaches(graph, flags, r)]
-    heads = _heads(graph, flags, near, lookups, own)
+    alike = [r for r in foreign if any(near(r.vocab, v.vocab) for v in lookups) and reaches(graph, flags, r)]
+    heads = _heads(graph, flags, alike, lookups, own)
     if not own and not heads:  # a head over another vocabulary than the lookup's
         tall = max(r.vocab for r in lookups)
         large = [r for r in foreign if r.vocab >= SMALL_SHARE * tall and r.vocab != r.width]
@@ -89,8 +89,8 @@ class _Kin:
         return self.knows(r) and self.axes.get(r.source.leaf.key, r.vocab_axis) == r.vocab_axis
 
 
-def _near(a: int, b: int) -> bool:
-    """Equal, or apart by padding or a few special rows."""
+def near(a: int, b: int) -> bool:
+    """Whether two numbers of rows can be of one vocabulary: equal, or apart by padding or a few special rows."""
     return abs(a - b) <= max(0.02 * max(a, b), min(8, 0.1 * max(a, b)))
 
 
@@ -125,7 +125,7 @@ def _vocabulary(lookups: list[Read], readouts: list[Read]) -> Reads:
     """
     keys = {r.source.leaf.key for r in readouts}
     storages = {r.source.leaf.storage for r in readouts if r.source.leaf.storage >= 0}
-    pool = [r for r in lookups if any(_near(r.vocab, h.vocab) for h in readouts)] or lookups
+    pool = [r for r in lookups if any(near(r.vocab, h.vocab) for h in readouts)] or lookups
     tall, wide = max(r.vocab for r in pool), max(r.width for r in pool)
 
     def stays(r: Read) -> bool:

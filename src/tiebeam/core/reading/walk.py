@@ -125,6 +125,7 @@ class Forward:
             if v in done:
                 continue
             done.add(v)
+            self._whole(v, done)
             nodes = [self.graph.nodes[i] for i in self.graph.consumers[v]]
             steps = [(n, self.step(n, v)) for n in nodes if self.graph.live[n.index]]
             ended = any(s is None or (len(steps) > 1 and self._ends_at_once(n, s)) for n, s in steps)
@@ -138,8 +139,23 @@ class Forward:
                     heapq.heappush(queue, (n.index, n.output))
         return self.walk
 
+    def _whole(self, v: int, done: set[int]) -> None:
+        """Rows that are put together piece by piece have a factor where the walk came along with every piece.
+
+        Only where no other operand says which places are written: there, what is put in may also be added.
+        """
+        node = self.graph.producer(v)
+        if node is None or node.op is not Op.UPDATE or v == self.start:
+            return
+        pieces = {x for x in node.inputs if self.depends(x)}
+        if len(pieces) > 1 and (len(node.inputs) > 2 or not pieces <= done):
+            apart = Factor(None, "some of its elements are changed apart from the others")
+            self.states[v] = replace(self.states[v], factor=apart)
+
     def _joined(self, a: State, b: State) -> State:
-        """Two branches that come together (a concatenation): one factor if both have it."""
+        """Two branches that come together (a concatenation, pieces): one factor if both have it, and one cap."""
+        if (a.cap, a.inner.value, a.shift) != (b.cap, b.inner.value, b.shift):
+            return replace(a, factor=Factor(None, "a soft cap stands before a part of it alone"))
         return replace(a, factor=agreed([a.factor, b.factor]))
 
     def step(self, node: Node, v: int) -> State | None:
@@ -153,11 +169,7 @@ class Forward:
         if axes is None:
             return None
         if node.op in _PASS:
-            others = [x for x in node.inputs if x != v]
             self.walk.replaced |= node.op in (Op.MASK, Op.UPDATE)
-            if node.op is Op.UPDATE and any(self.depends(x) for x in others):
-                apart = Factor(None, "some of its elements are changed apart from the others")
-                return replace(self._moved(state, axes), factor=apart)
             return self._moved(state, axes)
         if node.op in (Op.MUL, Op.DIV):
             return self._scaled(node, i, self._moved(state, axes))

@@ -15,6 +15,7 @@ import torch
 from tiebeam.backends.torch.recording.ledger import Draft
 from tiebeam.backends.torch.recording.schema import Schema
 from tiebeam.backends.torch.recording.shadow import tensors_in
+from tiebeam.core.reading.reads import near
 
 STREAM = 12  # tensors of the residual stream held: a decomposed norm and a head's transform fit
 ROWS = 512  # rows that a cosine is averaged over
@@ -140,9 +141,10 @@ class Measures:
         return bool(self._vocabs) and (self._rows is None or self._may_read_out(args, out))
 
     def _may_read_out(self, args: Any, out: torch.Tensor) -> bool:
-        sizes = set(out.shape)
         big = max(self._vocabs, default=0) * 0.5
-        return bool(sizes & self._vocabs or max(sizes, default=0) >= big or any(self._of_a_table(a) for a in args))
+        if any(n >= big or any(near(n, v) for v in self._vocabs) for n in out.shape):
+            return True
+        return any(self._of_a_table(a) for a in args)
 
     def _of_a_table(self, a: Any) -> bool:
         """Whether an operand is a piece of a table that was looked up."""
