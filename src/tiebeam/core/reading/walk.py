@@ -153,7 +153,7 @@ class Forward:
         if axes is None:
             return None
         if node.op in _PASS:
-            others = [x for x in node.inputs if x != v]
+            others = node.inputs[:i] + node.inputs[i + 1 :]
             self.walk.replaced |= node.op in (Op.MASK, Op.UPDATE)
             if node.op is Op.UPDATE and any(self.depends(x) for x in others):
                 apart = Factor(None, "some of its elements are changed apart from the others")
