@@ -35,7 +35,20 @@ def seen(look: Stage | None = None, read: Stage | None = None, inputs: Any = IDS
     return table
 
 
+def summed(by: Stage) -> Stage:
+    """Three rounds of a sum that starts empty."""
+    return lambda h: lax.fori_loop(0, 3, lambda _, total: by(total, h), jnp.zeros_like(h))
+
+
 LOOKS: dict[str, tuple[Stage, float]] = {
+    "scan of no rounds": (lambda h: lax.scan(lambda c, _: (c * 3, None), h, None, length=0)[0], 1.0),
+    "rows added to an empty sum in each round": (summed(lambda c, h: c + h), 3.0),
+    "rows subtracted from an empty sum in each round": (summed(lambda c, h: c - h), -3.0),
+    "moving average of one thing": (summed(lambda c, h: 0.5 * c + (0.5 * h)), 0.875),
+    "rows added to themselves in each round": (lambda h: lax.fori_loop(0, 3, lambda _, c: c + h, h), 4.0),
+    "two that change places": (lambda h: lax.fori_loop(0, 3, lambda _, c: c[::-1], (2 * h, 3 * h))[0], 3.0),
+    "what came in a round before": (lambda h: lax.fori_loop(0, 3, lambda _, c: (h * 2, c[0]), (h * 5, h * 7))[1], 2.0),
+    "what came in no round before": (lambda h: lax.fori_loop(0, 1, lambda _, c: (h * 2, c[0]), (h * 5, h))[1], 5.0),
     "dot of a scalar": (lambda h: jnp.dot(5.0, h), 5.0),
     "einsum of a scalar": (lambda h: jnp.einsum("btd,->btd", h, 5.0), 5.0),
     "outer product with a scalar": (lambda h: jnp.tensordot(h, 5.0, 0), 5.0),
@@ -94,6 +107,21 @@ def test_a_loop_of_a_number_of_rounds_that_is_an_input_has_no_factor() -> None:
 @pytest.mark.parametrize(("factor", "known"), [(2.0, 2.0), (0.5, 0.5), (5.0, None)])
 def test_in_one_length_a_factor_may_be_the_batch_but_not_the_length(factor: float, known: float | None) -> None:
     assert seen(lambda h: (h * factor).reshape(-1, 5, WIDTH)).lookup_factor == known
+
+
+def test_each_round_that_a_scan_hands_out_has_a_factor_of_its_own() -> None:
+    rounds = seen(lambda h: lax.scan(lambda c, _: (c * 2, c), h, None, length=3)[1][0])  # 1, 2 and 4 times
+    assert (rounds.lookup_factor, rounds.notes) == (None, ("lookup_factor is not known: uses differ: 1, 4",))
+
+
+@pytest.mark.parametrize("by", [lambda c, h: (c[0] + h, c[1]), lambda c, h: (h * 2, c[0])], ids=["a sum", "a delay"])
+def test_many_rounds_of_what_adds_up_or_moves_on_have_no_factor(by: Stage) -> None:
+    table = seen(lambda h: sum(lax.fori_loop(0, 100, lambda _, c: by(c, h), (jnp.zeros_like(h), jnp.zeros_like(h)))))
+    assert table.lookup_factor is None
+
+
+def test_rows_added_to_themselves_in_place_have_no_factor() -> None:
+    assert seen(lambda h: h.at[:, jnp.arange(5)].add(h)).lookup_factor is None
 
 
 def test_a_loop_of_many_rounds_has_no_factor() -> None:

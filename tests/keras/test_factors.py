@@ -68,6 +68,25 @@ def test_a_loop_that_multiplies_what_it_carries_gives_all_its_rounds_or_says_tha
     assert known or "it comes from a loop that multiplies what it carries" in rows.notes[0]
 
 
+def added_up(h: Any) -> Any:
+    return ops.fori_loop(0, 3, lambda _, total: total + h, ops.zeros_like(h))
+
+
+def handed_on(h: Any) -> Any:
+    return ops.while_loop(lambda i, *_: i < 3, lambda i, a, _: (i + 1, h * 3, a), (0, h * 5, h * 7))[2]
+
+
+def carried_by_a_scan(h: Any) -> Any:
+    return ops.scan(lambda carry, by: (carry * by, carry), h, xs=ops.convert_to_tensor([1.0, 1.5, 2.0]))[0]
+
+
+@pytest.mark.parametrize("loop", [added_up, handed_on, carried_by_a_scan])
+def test_what_a_loop_adds_up_or_hands_on_has_the_factor_of_all_rounds_or_none(loop: Stage) -> None:
+    known = None if keras.backend.backend() == "tensorflow" else 3.0
+    assert seen(loop).lookup_factor == known
+    assert seen(read=loop).readout_factor == known
+
+
 def scanned(h: Any) -> Any:
     _, rows = ops.scan(lambda carry, x: (carry, x * 2), ops.zeros_like(h[:, 0]), ops.transpose(h, (1, 0, 2)))
     return ops.transpose(rows, (1, 0, 2))

@@ -1,6 +1,7 @@
 """Looking at an optax transformation: what it would do to the table."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,9 @@ def test_a_decay_that_does_not_follow_the_scale_is_found() -> None:
         )
 
     assert seen(make(0.1)) == ["table-settings"]
+    [finding] = tiebeam.inspect_optimizer(make(0.1), Small("D'"), REPORTS["D'"], params=start("D'")).findings
+    here, wanted = re.search(r"weight_decay (\S+) where (\S+) follows", finding.message).groups()  # type: ignore[union-attr]
+    assert (float(here), float(wanted)) == pytest.approx((0.1, 0.1 / C), rel=1e-4)  # as it was given
     assert seen(make(0.1 / C)) == []
 
 

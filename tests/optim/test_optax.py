@@ -72,7 +72,11 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "adafactor-unscaled": (
         partial(optax.adafactor, min_dim_size_to_factor=16, multiply_by_parameter_scale=False),
-        {"lr": 1e-3, "weight_decay": 0.01, "optimizer": "adafactor-unscaled"},
+        {"lr": 1e-3, "weight_decay": 0.01},
+    ),
+    "adafactor-unscaled, as a setting of the call": (
+        partial(optax.adafactor, min_dim_size_to_factor=16),
+        {"lr": 1e-3, "weight_decay": 0.01, "multiply_by_parameter_scale": False},
     ),
     "lamb": (optax.lamb, {"lr": 1e-2, "weight_decay": 0.25}),
     "lars": (optax.lars, {"lr": 1.0, "weight_decay": 0.25, "eps": 2.0**-10}),

@@ -38,11 +38,15 @@ def test_what_is_no_constant_is_none_with_a_reason(build: Builder) -> None:
         (lambda x: (x + x) + (x + x), 4.0),
         (lambda x: x * 2.0 - (x + x) * 3.0, -4.0),
         (lambda x: sum(x * 0.5 for _ in range(6)), 3.0),
+        (lambda x: torch.zeros_like(x) + x + x + x, 3.0),
+        (lambda x: torch.zeros_like(x) - x - x, -2.0),
+        (lambda x: torch.zeros_like(x).add_(x).add_(x), 2.0),
         (lambda x: sum(x for _ in range(x.shape[1])), None),
         (lambda x: torch.stack([x] * x.shape[1]).sum(0), None),
         (lambda x: torch.stack([x] * 4).sum(0), 4.0),
     ],
-    ids=["three", "two and two", "a difference", "Python's sum", "a sum over tokens", "a stack over tokens", "a stack"],
+    ids="three|two and two|a difference|Python's sum|from zeros|down from zeros|in place|a sum over tokens|"
+    "a stack over tokens|a stack".split("|"),
 )
 def test_a_sum_of_equal_terms_counts_them_unless_they_are_as_many_as_tokens(
     sum_of: Callable[[torch.Tensor], Any], factor: float | None

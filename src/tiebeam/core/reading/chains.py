@@ -2,7 +2,7 @@
 
 import math
 
-from tiebeam.core.reading.numbers import ONE, Factor, scalar
+from tiebeam.core.reading.numbers import ONE, Factor, scalar, uniform
 from tiebeam.core.reading.provenance import INPUT, LEAF
 from tiebeam.ir import Graph, Leaf, Node, Op
 
@@ -45,11 +45,13 @@ def multiple(graph: Graph, flags: list[int], value: int, floor: int = -1, depth:
 
 def _sum_of_one(graph: Graph, flags: list[int], node: Node, floor: int, depth: int) -> tuple[int, Factor] | None:
     """Behind a sum or difference of two multiples of one value; None where they are of two."""
-    if node.op is Op.ADD:  # as Python's `sum` begins
-        nothing = [i for i, x in enumerate(node.inputs) if (n := scalar(graph, flags, x)) is not None and n.value == 0]
-        if len(nothing) == 1 and len(node.inputs) == 2:
-            return node.inputs[1 - nothing[0]], ONE
-    if len(node.inputs) != 2 or any(graph.values[x].size != graph.values[node.output].size for x in node.inputs):
+    if len(node.inputs) != 2:
+        return None
+    nothing = [i for i, x in enumerate(node.inputs) if (n := uniform(graph, flags, x)) is not None and n.value == 0]
+    if len(nothing) == 1 and graph.values[node.inputs[1 - nothing[0]]].size == graph.values[node.output].size:
+        # as Python's `sum` begins, or a loop that fills zeros
+        return node.inputs[1 - nothing[0]], Factor(-1.0) if node.op is Op.SUB and nothing == [0] else ONE
+    if any(graph.values[x].size != graph.values[node.output].size for x in node.inputs):
         return None
     a, by = multiple(graph, flags, node.inputs[0], floor, depth)
     b, more = (a, by) if node.inputs[0] == node.inputs[1] else multiple(graph, flags, node.inputs[1], floor, depth)

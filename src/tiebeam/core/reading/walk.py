@@ -147,8 +147,9 @@ class Forward:
         node = self.graph.producer(v)
         if node is None or node.op is not Op.UPDATE or v == self.start:
             return
-        pieces = {x for x in node.inputs if self.depends(x)}
-        if len(pieces) > 1 and (len(node.inputs) > 2 or not pieces <= done):
+        pieces = [x for x in node.inputs if self.depends(x)]
+        distinct = len(set(pieces)) == len(pieces)
+        if len(pieces) > 1 and (len(node.inputs) > 2 or not distinct or not done.issuperset(pieces)):
             apart = Factor(None, "some of its elements are changed apart from the others")
             self.states[v] = replace(self.states[v], factor=apart)
 

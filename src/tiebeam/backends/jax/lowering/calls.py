@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tiebeam.backends.graphs.axes import identity
-from tiebeam.backends.graphs.loops import UNKNOWN_POWER, rescaled
+from tiebeam.backends.graphs.loops import UNKNOWN_POWER, rescaled, shifted
 from tiebeam.backends.jax.lowering.lower import Equation, Frame, Lowering
 from tiebeam.ir import Op, Origin
 
@@ -75,25 +75,37 @@ def _scan(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, st
     consts, carries, length = (at.params[k] for k in ("num_consts", "num_carry", "length"))
     body, fixed, start = at.params["jaxpr"].jaxpr, at.inputs[:consts], at.inputs[consts : consts + carries]
     first = len(low.drafts)
-    state = _of_any_round(low, at, start, body.invars[consts : consts + carries], body.outvars[:carries])
+    state = _of_any_round(low, at, start, body.invars[consts : consts + carries], body.outvars[:carries], fixed)
     inner = _round(low, at, [*fixed, *state], stack)
     results = low.results(inner)
     inside: tuple[Frame, ...] = (inner,)
-    moving = any(rescaled(low, v, state, results[:carries]) for v in results[:carries])
-    if moving and 1 < length <= ROUNDS:
-        inside, results = (), (*start, *results[carries:])
+    made = [results[carries:]]
+    moving = _moving(low, state, results[:carries], fixed)
+    if not length:
+        results = (*start, *results[carries:])
+    elif moving and 1 < length <= ROUNDS:
+        inside, results, made = (), start, []
         for _ in range(length):
             inside = (*inside, _round(low, at, [*fixed, *results[:carries]], stack))
             results = low.results(inside[-1])
+            made.append(results[carries:])
     elif moving and length > 1:
-        results = (*_unknown_power(low, at, start, results[:carries], state), *results[carries:])
+        results = (*_unknown_power(low, at, results[:carries], moving), *results[carries:])
     frame.inside[position] = inside
     inside[0].first = first
     outs: list[int] = []
-    for v, var in zip(results, eqn.outvars, strict=True):
-        axes = identity(len(var.aval.shape)) if len(outs) < carries else (-1, *range(low.rank(v)))
-        out = low.fresh(var.aval, [v])
-        outs.append(low.emit(at, Op.LAYOUT, [v], [axes], [out]))
+    for place, var in enumerate(eqn.outvars):
+        rank = len(var.aval.shape)
+        if place < carries:
+            rounds, axes, facts = [results[place]], identity(rank), {}
+        else:
+            several = dict.fromkeys(one[place - carries] for one in made)
+            rounds, axes, facts = [*several], (-1, *range(rank - 1)), {"axis": 0}
+        out = low.fresh(var.aval, rounds)
+        if len(rounds) == 1:
+            outs.append(low.emit(at, Op.LAYOUT, rounds, [axes], [out]))
+        else:
+            outs.append(low.emit(at, Op.CONCAT, rounds, [axes] * len(rounds), [out], **facts))
     return outs
 
 
@@ -107,14 +119,26 @@ def _round(low: Lowering, at: Equation, args: Sequence[int], stack: str) -> Fram
 
 
 def _of_any_round(
-    low: Lowering, at: Equation, start: Sequence[int], before: Sequence[Any], after: Sequence[Any]
+    low: Lowering,
+    at: Equation,
+    start: Sequence[int],
+    before: Sequence[Any],
+    after: Sequence[Any],
+    fixed: Sequence[int],
 ) -> list[int]:
-    """What a loop carries, as any round may find it: a number that a round changes is no longer known."""
-    state = []
+    """What a loop carries, as any round may find it: a number that a round changes is no longer known.
+
+    What starts as something that stays the same outside is told apart from it, and so are two that start alike.
+    """
+    state: list[int] = []
     for value, old, new in zip(start, before, after, strict=True):
+        source = value
         if old is not new and low.drafts[value].concrete is not None:
-            value, known = low.fresh(old.aval, [value]), value
-            low.emit(at, Op.OPAQUE, [known], [None], [value], label=f"{at.name} counter")
+            value = low.fresh(old.aval, [source])
+            low.emit(at, Op.OPAQUE, [source], [None], [value], label=f"{at.name} counter")
+        elif old is not new and (value in fixed or value in state or not low.drafts[value].given):
+            value = low.fresh(old.aval, [source])
+            low.emit(at, Op.CAST, [source], [identity(low.rank(source))], [value])
         state.append(value)
     return state
 
@@ -125,15 +149,15 @@ def _while(low: Lowering, at: Equation, eqn: Any, frame: Frame, position: int, s
     body, fixed = at.params["body_jaxpr"], at.inputs[conditions : conditions + consts]
     first = len(low.drafts)
     start = at.inputs[conditions + consts :]
-    state = _of_any_round(low, at, start, body.jaxpr.invars[consts:], body.jaxpr.outvars)
+    state = _of_any_round(low, at, start, body.jaxpr.invars[consts:], body.jaxpr.outvars, fixed)
     inside: tuple[Frame, ...] = (opened(low, body, [*fixed, *state], stack),)
     results: Sequence[int] = low.results(inside[0])
-    if any(rescaled(low, v, state, results) for v in results):
-        rounds = _rounds(low, at, start, stack)
-        if rounds is None:
-            results = _unknown_power(low, at, start, results, state)
-        else:
-            inside, results = rounds[0] or inside, rounds[1]
+    moving = _moving(low, state, results, fixed)
+    rounds = _rounds(low, at, start, stack) if moving else None
+    if rounds is not None:
+        inside, results = rounds[0] or inside, rounds[1]
+    elif moving:
+        results = _unknown_power(low, at, results, moving)
     else:
         low.notes["of a while loop one round was followed"] = None
     frame.inside[position] = inside
@@ -164,21 +188,26 @@ def _rounds(
     return None
 
 
-def _unknown_power(
-    low: Lowering, at: Equation, start: Sequence[int], results: Sequence[int], state: Sequence[int]
-) -> list[int]:
+def _moving(low: Lowering, state: Sequence[int], results: Sequence[int], fixed: Sequence[int]) -> dict[int, int]:
+    """Results of a round that are another multiple of what came in, or came in elsewhere; and what they stand for."""
+    scaled = {v: v for v in results if rescaled(low, v, state, results, fixed)}
+    return scaled | shifted(low, state, results)
+
+
+def _unknown_power(low: Lowering, at: Equation, results: Sequence[int], moving: Mapping[int, int]) -> list[int]:
     """What a loop ends with, where the number of rounds is an exponent that is not known, or is large."""
     ends = []
-    for before, v in zip(start, results, strict=True):
-        if not rescaled(low, v, state, results):
+    for v in results:
+        if v not in moving:
             ends.append(v)
             continue
+        v = moving[v]
         draft = low.drafts[v]
         power = low.add((), draft.dtype, Origin.NODE, leafy=draft.leafy)
         low.emit(at, Op.OPAQUE, (), (), [power], label=UNKNOWN_POWER)
         out = low.add(draft.shape, draft.dtype, Origin.NODE, given=draft.given, random=draft.random, leafy=draft.leafy)
         axes = [identity(len(draft.shape)), (-1,) * len(draft.shape)]
-        ends.append(low.emit(at, Op.MUL, [before, power], axes, [out]))
+        ends.append(low.emit(at, Op.MUL, [v, power], axes, [out]))
     return ends
 
 

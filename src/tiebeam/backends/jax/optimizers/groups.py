@@ -86,7 +86,7 @@ def optimizer(
         >>> [round(float(s.inner_state.hyperparams["learning_rate"]), 6) for s in state.inner_states.values()]
         [0.001, 0.001, 0.008]
     """
-    law = _law(tx_factory, optimizer)
+    law = _law(tx_factory, optimizer, settings)
     if lr is None:
         raise RangeError("lr is no rate", got="None", expected="a number or a schedule")
     check_rates(lr=lr, weight_decay=weight_decay, beside_lr=beside_lr)
@@ -111,7 +111,7 @@ def optimizer(
         labels.update(dict.fromkeys(group.names, label))
         if law.matrices and group.kind != "matrices":
             assert beside is not None
-            made[label] = _made(beside, _law(beside, None), group, beside_lr, weight_decay, {})
+            made[label] = _made(beside, _law(beside, None, {}), group, beside_lr, weight_decay, {})
         else:
             made[label] = _made(tx_factory, law, group, lr, weight_decay, settings)
     if "fixed" in labels.values():
@@ -119,7 +119,7 @@ def optimizer(
     return optax.multi_transform(made, partial(_labelled, labels))
 
 
-def _law(factory: Factory, said: str | None) -> Rule:
+def _law(factory: Factory, said: str | None, settings: Mapping[str, Any]) -> Rule:
     if isinstance(factory, tuple):  # a transformation is a pair of functions
         raise InputError(
             "the factory is to be called, once for each group",
@@ -128,7 +128,7 @@ def _law(factory: Factory, said: str | None) -> Rule:
             hint="pass optax.adamw, not optax.adamw(1e-3); what it takes beside lr= are settings of this call",
         )
     if said is not None:
-        return rule(said)
+        return _as_set(rule(said), factory, settings)
     inner: Any = factory
     while isinstance(inner, partial):
         inner = inner.func
@@ -141,7 +141,25 @@ def _law(factory: Factory, said: str | None) -> Rule:
             expected="optimizer=, the name of the family that normalises as it does",
             hint="optimizer='adamw', for one",
         )
-    return rule(found)
+    return _as_set(rule(found), factory, settings)
+
+
+def _as_set(law: Rule, factory: Factory, settings: Mapping[str, Any]) -> Rule:
+    """Adafactor that does not multiply by the parameter's size goes by a rule of its own."""
+    scaled = (_defaults(factory) | dict(settings)).get("multiply_by_parameter_scale", True)
+    return law if law.name != "adafactor" or scaled else rule("adafactor-unscaled")
+
+
+def _defaults(factory: Factory) -> dict[str, Any]:
+    """What the factory takes where nothing is given."""
+    return {n: p.default for n, p in _taken(factory).items() if p.default is not inspect.Parameter.empty}
+
+
+def _taken(factory: Factory) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # written in C, or hiding it
+        return {}
 
 
 def _parameter(name: str, array: Any) -> Parameter:
@@ -170,11 +188,7 @@ def _made(
     factory: Factory, law: Rule, group: Group, lr: Rate, weight_decay: Rate | None, settings: Mapping[str, Any]
 ) -> optax.GradientTransformation:
     """The caller's optimizer with what a group's parameters need."""
-    try:
-        taken: Mapping[str, inspect.Parameter] = inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # written in C, or hiding it
-        taken = {}
-    own = {n: p.default for n, p in taken.items() if p.default is not inspect.Parameter.empty} | dict(settings)
+    taken, own = _taken(factory), _defaults(factory) | dict(settings)
     given = dict(settings)
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
     decay_name = next((n for n in DECAYS if n in taken), DECAYS[0] if open_ended else None)

@@ -208,8 +208,9 @@ class Trial:
         return found
 
     def _busiest(self) -> int:
-        """A count at which the schedule lets anything move."""
-        return next((c for c in COUNTS if any(self._moves(1.0, 0.0, _counted(self.start, c)).values())), 0)
+        """A count at which the schedule lets anything move; if it does, that of the state, which corrects its means."""
+        counts = (SETTLING, *COUNTS)
+        return next((c for c in counts if any(self._moves(1.0, 0.0, _counted(self.start, c)).values())), 0)
 
     def shrinks(self, leaves: list[str]) -> dict[str, float]:
         """What share of its rate a leaf without gradient loses."""

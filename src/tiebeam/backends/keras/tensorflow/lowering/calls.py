@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tiebeam.backends.graphs.axes import identity
-from tiebeam.backends.graphs.loops import UNKNOWN_POWER, rescaled
+from tiebeam.backends.graphs.loops import UNKNOWN_POWER, rescaled, shifted
 from tiebeam.backends.keras.tensorflow.lowering.lower import Lowering, Step
 from tiebeam.ir import Op, Origin
 
@@ -29,25 +29,33 @@ def branches(low: Lowering, at: Step) -> None:
 def loop(low: Lowering, at: Step) -> None:
     """One round of the body."""
     results = low.results(at)[0]
-    if not any(v >= 0 and rescaled(low, v, at.inputs, results) for v in results):
+    handed = shifted(low, at.inputs, results)
+    moving = {*handed} | {v for v in results if v >= 0 and rescaled(low, v, at.inputs, results)}
+    if not moving:
         low.notes["of a while loop one round was followed"] = None
     for place, (out, v) in enumerate(zip(at.outputs, results, strict=True)):
         if out < 0:
             low.handles[at.operation.outputs[place].name] = at.operation.inputs[place].name
         elif v < 0:
             low.emit(at, Op.OPAQUE, [at.inputs[place]], [None], [out])
-        elif rescaled(low, v, at.inputs, results):
+        elif v in moving:
+            v = handed.get(v, v)  # of what came in elsewhere, what the round before made of it
             # The number of rounds is an exponent, and it is not known.
             power = low.add((), low.drafts[out].dtype, Origin.NODE, leafy=low.drafts[v].leafy)
             low.emit(at, Op.OPAQUE, [], [], [power], label=UNKNOWN_POWER)
-            _reached(low, out, [v])
+            _stands_for(low, out, v)
             rank = low.rank(out)
-            low.emit(at, Op.MUL, [at.inputs[place], power], [identity(rank), (-1,) * rank], [out])
+            low.emit(at, Op.MUL, [v, power], [identity(rank), (-1,) * rank], [out])
         else:
-            _reached(low, out, [v])
-            if low.drafts[out].dtype == "variant":
-                low.drafts[out].shape = low.shape(v)
+            _stands_for(low, out, v)
             low.emit(at, Op.LAYOUT, [v], [identity(low.rank(out))], [out])
+
+
+def _stands_for(low: Lowering, out: int, value: int) -> None:
+    """A loop's result is what its body returns; a list has the shape of its elements stacked."""
+    _reached(low, out, [value])
+    if low.drafts[out].dtype == "variant":
+        low.drafts[out].shape = low.shape(value)
 
 
 def _reached(low: Lowering, out: int, sources: Sequence[int]) -> None:

@@ -37,12 +37,12 @@ def _element(low: Lowering, at: Step) -> None:
 
 
 def _put(low: Lowering, at: Step) -> None:
-    """One more element beside those that were put there before."""
+    """One more element beside those that were put there before; in the place of the only one that there is room for."""
     before, item, out = at.inputs[0], at.inputs[2], at.outputs[0]
     shape = (*low.shape(before)[:1], *low.shape(item)) if low.rank(before) else (0, *low.shape(item))
     low.drafts[out].shape = shape
     axes = (-1, *range(len(shape) - 1))
-    if low.rank(before) == len(shape):
+    if low.rank(before) == len(shape) and shape[0] != 1:
         low.emit(at, Op.CONCAT, [before, item], [identity(len(shape)), axes], axis=0)
     else:
         low.emit(at, Op.LAYOUT, [item], [axes])
