@@ -105,3 +105,46 @@ def test_a_padded_vocabulary_is_drawn_by_its_structure(rows: int) -> None:
         model.embed.weight[5000 - 16 * rows :] = 0
     [done] = tiebeam.initialize(model, IDS).init
     assert (done.mode, done.settled, done.std) == ("analytic", True, pytest.approx(1 / 8, rel=1e-3))
+
+
+class Summed(nn.Module):
+    """Two tied tables whose logits are added up, with something done to one of them before or to the sum behind."""
+
+    def __init__(self, before: str, behind: str) -> None:
+        super().__init__()
+        self.before, self.behind = before, behind
+        self.halves = nn.ModuleList(nn.Embedding(300, 64) for _ in range(2))
+        self.norm, self.bias = nn.LayerNorm(64), nn.Parameter(torch.randn(300))
+
+    def sum(self, ids: Tensor) -> Tensor:
+        first, second = self.halves
+        x = self.norm(first(ids) + second(ids))
+        return self.done(x @ first.weight.T, self.before) + x @ second.weight.T
+
+    def done(self, logits: Tensor, what: str) -> Tensor:
+        if what == "padding":
+            return logits.masked_fill(torch.arange(300) > 290, float("-inf"))
+        if what == "cap":
+            return 4 * torch.tanh(logits / 4)
+        return logits + self.bias if what == "bias" else logits + 0.5 if what == "number" else logits
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.done(self.sum(ids), self.behind)
+
+
+@pytest.mark.parametrize("behind", ["bias", "cap", "padding", "number"])
+def test_logits_that_are_added_up_are_measured_as_one_whatever_stands_behind_the_sum(behind: str) -> None:
+    """Each was measured by itself there, and both were called settled with logits of std 1.4."""
+    torch.manual_seed(0)
+    model = Summed("", behind)
+    assert all(done.settled and done.mode == "empirical" for done in tiebeam.initialize(model, IDS).init)
+    assert 0.95 < model.sum(IDS).std().item() < 1.05
+
+
+@pytest.mark.parametrize("before", ["bias", "number"])
+def test_one_of_two_that_has_a_bias_shares_the_logits_with_the_other_all_the_same(before: str) -> None:
+    torch.manual_seed(0)
+    model = Summed(before, "")
+    first, second = tiebeam.initialize(model, IDS).init
+    assert first.std == pytest.approx(second.std)
+    assert 0.95 < model.sum(IDS).std().item() < 1.05

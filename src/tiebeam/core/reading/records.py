@@ -133,26 +133,24 @@ def _reasons(factor: Factor) -> tuple[str, ...]:
 
 
 def _logit_std(graph: Graph, read: Read, walk: Walk) -> float | None:
-    """Measured std of the logits before a soft cap: the product's own, times what follows it."""
-    if not graph.logit_std:
+    """Measured std of the logits before a soft cap: of the last value that says, times what follows it.
+
+    Else the product's own, which knows nothing of what is added to it.
+    """
+    if not graph.logit_std or not walk.ends:
         return None
-    end, state = walk.ends[0] if walk.ends else (read.node.output, None)
-    inner, total = graph.logit_std.get(read.node.output), walk.factor().value
-    if state is not None and state.cap:
-        total = state.total().value
-    own = None if inner is None or total is None else inner * abs(total)
-    if state is None or state.cap or (walk.replaced and own is not None):
-        return own if state is not None else None
-    v = end
-    while v not in graph.logit_std:
-        node = graph.producer(v)
-        if node is None or node.op not in (Op.LAYOUT, Op.CAST) or v == read.node.output:
+    end, state = walk.ends[0]
+    told, since = (end, 1.0) if state.since.value is None else (state.told, state.since.value * state.slope())
+    while told not in graph.logit_std:
+        node = graph.producer(told)
+        if node is None or node.op not in (Op.LAYOUT, Op.CAST) or told == read.node.output:
             break
-        v = node.inputs[0]
-    found = graph.logit_std.get(v)
+        told = node.inputs[0]
+    found = graph.logit_std.get(told)
     if found is not None and math.isfinite(found):
-        return found
-    return own
+        return found * abs(since)
+    inner, total = graph.logit_std.get(read.node.output), state.total().value if state.cap else walk.factor().value
+    return None if inner is None or total is None else inner * abs(total)
 
 
 def _deltas(graph: Graph, flags: list[int], read: Read, walk: Walk) -> tuple[str, ...]:

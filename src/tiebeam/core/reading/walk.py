@@ -7,6 +7,7 @@ collected, sums of equal terms too; anything else ends the walk.
 import heapq
 import math
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from tiebeam.core.reading.chains import counted, equal_terms, made_of, multiple, same_product
 from tiebeam.core.reading.numbers import ONE, OWN, Factor, scalar, uniform
@@ -30,6 +31,10 @@ class State:
         cap: "tanh" or "sigmoid" once a soft cap was met, with its inner slope in `inner`.
         shift: Constant added to the signal so far.
         dropping: Where it stands within a dropout.
+        told: The last value whose numbers are the signal and what was added to it: behind a soft cap, a mask or a
+            bias they are not. -1 is the start.
+        since: What the signal was multiplied by since then.
+        held: Why no later value is: "bias" for one that `initialize` sets to zero, "other", or "".
     """
 
     factor: Factor = ONE
@@ -38,17 +43,24 @@ class State:
     inner: Factor = ONE
     shift: float = 0.0
     dropping: Dropping = NO_DROPOUT
+    told: int = -1
+    since: Factor = ONE
+    held: Literal["", "bias", "other"] = ""
+
+    def times(self, by: Factor) -> "State":
+        """The same, multiplied."""
+        return replace(self, factor=self.factor.times(by), since=self.since.times(by))
 
     def total(self) -> Factor:
         """The factor at signal 0, slope of the cap included."""
-        if not self.cap:
-            return self.factor
-        if self.cap == "tanh":
-            slope = 1.0 - math.tanh(self.shift) ** 2
-        else:
+        return self.factor.times(self.inner).times(Factor(self.slope())) if self.cap else self.factor
+
+    def slope(self) -> float:
+        """That of the cap at signal 0; 1 without one."""
+        if self.cap == "sigmoid":
             p = 1.0 / (1.0 + math.exp(-self.shift))
-            slope = p * (1.0 - p)
-        return self.factor.times(self.inner).times(Factor(slope))
+            return p * (1.0 - p)
+        return 1.0 - math.tanh(self.shift) ** 2 if self.cap else 1.0
 
     def soft_cap(self) -> float | None:
         if not self.cap or self.factor.value is None:
@@ -64,13 +76,11 @@ class Walk:
         ends: (value, state) of every end.
         biases: Leaf names over the vocabulary that were added.
         added: Values that were added and depend on the inputs (an adapter's product, for one).
-        replaced: A mask or a constant came in: what is measured behind it is not the signal alone.
     """
 
     ends: list[tuple[int, State]] = field(default_factory=list)
     biases: list[str] = field(default_factory=list)
     added: list[int] = field(default_factory=list)
-    replaced: bool = False
 
     def factor(self) -> Factor:
         totals = [s.total() for _, s in self.ends]
@@ -112,7 +122,7 @@ class Forward:
         self.graph, self.flags, self.start = graph, flags, start
         self.before, self.table = before, table
         self.readout = axis is not None
-        self.states = {start: State(axis=-1 if axis is None else axis)}
+        self.states = {start: State(axis=-1 if axis is None else axis, told=start)}
         self.walk = Walk()
         self._depends: dict[int, bool] = {start: True}
 
@@ -133,6 +143,7 @@ class Forward:
                 continue
             for n, state in steps:
                 if state is not None:
+                    state = state if state.held else replace(state, told=n.output, since=ONE)
                     met = arrived.setdefault(n.output, state)
                     self.states[n.output] = met if met is state else self._joined(met, state)
                     heapq.heappush(queue, (n.index, n.output))
@@ -154,10 +165,10 @@ class Forward:
             return None
         if node.op in _PASS:
             others = [x for x in node.inputs if x != v]
-            self.walk.replaced |= node.op in (Op.MASK, Op.UPDATE)
             if node.op is Op.UPDATE and any(self.depends(x) for x in others):
                 apart = Factor(None, "some of its elements are changed apart from the others")
                 return replace(self._moved(state, axes), factor=apart)
+            state = replace(state, held="other") if node.op in (Op.MASK, Op.UPDATE) else state
             return self._moved(state, axes)
         if node.op in (Op.MUL, Op.DIV):
             return self._scaled(node, i, self._moved(state, axes))
@@ -170,13 +181,14 @@ class Forward:
         if node.op in (Op.TANH, Op.SIGMOID) and state.cap:
             return State(Factor(None, "a second nonlinearity follows the soft cap"), state.axis)
         if node.op in (Op.TANH, Op.SIGMOID) and self.readout:
-            return State(ONE, state.axis, node.op.name.lower(), state.factor, state.shift)
+            cap = node.op.name.lower()
+            return replace(state, factor=ONE, cap=cap, inner=state.factor, dropping=NO_DROPOUT, held="other")
         if node.op is Op.POINTWISE and self.graph.values[node.output].dtype != "bool":
             return self._bent(node, state)
         if self._sums_a_stack(node):
             return state
         count = equal_terms(self.graph, node)
-        return None if count is None else replace(state, factor=state.factor.times(counted(float(count), node)))
+        return None if count is None else state.times(counted(float(count), node))
 
     def _sums_a_stack(self, node: Node) -> bool:
         """Whether a sum adds the rows to other things that they were stacked with: an addition of several terms."""
@@ -242,7 +254,7 @@ class Forward:
 
     def _times(self, state: State, by: Factor) -> State:
         shift = state.shift * by.value if by.value is not None and not state.cap else state.shift
-        return replace(state, factor=state.factor.times(by), shift=shift)
+        return replace(state.times(by), shift=shift)
 
     def _of_logits(self, node: Node, i: int, state: State) -> bool:
         """Whether operand `i` has a number of its own for each logit."""
@@ -257,11 +269,11 @@ class Forward:
     def _added(self, node: Node, v: int, places: list[int], state: State) -> State | None:
         sign = -1.0 if node.op is Op.SUB else 1.0
         if len(places) == 2:
-            return replace(state, factor=state.factor.times(counted(1.0 + sign, node)))
+            return state.times(counted(1.0 + sign, node))
         i = places[0]
         other = node.inputs[1 - i]
         if node.op is Op.SUB and i == 1:
-            state = replace(state, factor=state.factor.times(Factor(-1.0)), shift=-state.shift)
+            state = replace(state.times(Factor(-1.0)), shift=-state.shift)
         floor = self.graph.values[self.start].producer
         mine = multiple(self.graph, self.flags, v, floor)
         theirs = multiple(self.graph, self.flags, other, -1 if self.readout else floor)
@@ -269,14 +281,14 @@ class Forward:
             signs = (sign, 1.0) if node.op is Op.SUB and i == 1 else (1.0, sign)
             total = mine[1].times(Factor(signs[0])).plus(theirs[1].times(Factor(signs[1])))
             total = total.times(counted(1.0, node))
-            return replace(state, factor=self.states[mine[0]].factor.times(total))
+            return replace(state, factor=self.states[mine[0]].factor.times(total), since=Factor(None))
         if self.depends(other):
             return self._bent(node, state) if self._of_logits(node, 1 - i, state) else None
         if self._reads_the_table(other):
             twice = Factor(None, "another product with the same table is added to the logits")
             return replace(state, factor=twice)
-        self._note(node, 1 - i, other, state)
         number = scalar(self.graph, self.flags, other)
+        state = self._noted(node, 1 - i, other, state, moves=number is not None and not self.flags[other] & INPUT)
         if number is not None and number.value is not None and not state.cap:
             return replace(state, shift=state.shift + (sign if i == 0 else 1.0) * number.value)
         return state
@@ -301,21 +313,23 @@ class Forward:
                         return True
         return False
 
-    def _note(self, node: Node, i: int, other: int, state: State) -> None:
-        """Remember what was added: a bias over the vocabulary, or something of the inputs."""
+    def _noted(self, node: Node, i: int, other: int, state: State, *, moves: bool) -> State:
+        """Remember what was added: a bias over the vocabulary, something of the inputs, or a number that moves all."""
         if not self.readout:
-            return
+            return state
         if self.flags[other] & INPUT:
             self.walk.added.append(other)
-            return
-        self.walk.replaced = True
-        axes = node.axes[i]
+            return replace(state, held="" if state.held == "bias" else state.held)
+        axes, leaf = node.axes[i], None
         if axes is not None and state.axis >= 0 and axes[state.axis] >= 0:
             leaf = self._leaf_behind(other)
-            if leaf is not None and leaf not in self.walk.biases:
-                self.walk.biases.append(leaf)
+            if leaf is not None and leaf.name not in self.walk.biases:
+                self.walk.biases.append(leaf.name)
+        if state.held == "other" or moves:
+            return state
+        return replace(state, held="bias" if leaf is not None and leaf.trainable else "other")
 
-    def _leaf_behind(self, value: int) -> str | None:
+    def _leaf_behind(self, value: int) -> Leaf | None:
         """The leaf that `value` is, up to views, casts, rows of all places and a scalar.
 
         Behind a function (the logarithm of a prior) only one that is not trained: zeroing it would not zero the bias.
@@ -324,7 +338,7 @@ class Forward:
         for _ in range(32):
             leaf = self.graph.values[v].leaf
             if leaf is not None:
-                return None if curved and leaf.trainable else leaf.name
+                return None if curved and leaf.trainable else leaf
             node = self.graph.producer(v)
             if node is None or node.op not in _TO_A_BIAS:
                 return None
