@@ -148,3 +148,49 @@ def test_one_of_two_that_has_a_bias_shares_the_logits_with_the_other_all_the_sam
     first, second = tiebeam.initialize(model, IDS).init
     assert first.std == pytest.approx(second.std)
     assert 0.95 < model.sum(IDS).std().item() < 1.05
+
+
+class Stacked(nn.Module):
+    """Three tied tables, one row of the stack each, whose logits are summed or averaged."""
+
+    def __init__(self, mean: bool) -> None:
+        super().__init__()
+        self.thirds, self.norm = nn.ModuleList(nn.Embedding(300, 64) for _ in range(3)), nn.LayerNorm(64)
+        self.mean = mean
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.norm(sum(third(ids) for third in self.thirds))
+        logits = torch.stack([x @ third.weight.T for third in self.thirds])  # type: ignore[operator]
+        return logits.mean(0) if self.mean else logits.sum(0)
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_logits_of_three_tables_that_are_stacked_and_summed_are_added_up(mean: bool) -> None:
+    """They were measured in the stack: three times 1, of which the sum is 1.7."""
+    torch.manual_seed(0)
+    model = Stacked(mean)
+    report = tiebeam.initialize(model, IDS)
+    assert all(done.settled for done in report.init)
+    assert 0.95 < model(IDS).std().item() < 1.05
+    assert [t.readout_factor for t in report.tables] == [pytest.approx(1 / 3 if mean else 1.0)] * 3
+
+
+class Late(nn.Module):
+    """Two tied tables with logits of their own; one is loud and takes many rounds, and shares the other's stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loud, self.other = nn.Embedding(300, 64), nn.Embedding(300, 64)
+        self.norm = nn.LayerNorm(64)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.loud(ids) + self.other(ids)
+        return 10 * (x @ self.loud.weight.T), self.norm(x) @ self.other.weight.T
+
+
+def test_what_had_settled_is_looked_at_again_when_others_have_moved() -> None:
+    """The other settled in the first round, and was at 0.97 when the loud one had left the stream to it."""
+    torch.manual_seed(0)
+    model = Late()
+    assert all(done.settled for done in tiebeam.initialize(model, IDS, mode="empirical").init)
+    assert all(0.98 < logits.std().item() < 1.02 for logits in model(IDS))

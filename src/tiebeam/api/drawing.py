@@ -70,6 +70,14 @@ class _Round:
         self.std_before, self.std = self.std, following
         return True
 
+    def again(self, table: Any) -> bool:
+        """Whether what had settled has not any more, for others have moved since: then it is to be written again."""
+        s = next_std(self.plan, self.std, table)[1]
+        if not self.plan.table.readouts or not self.settled or s is None or abs(s - 1) <= SETTLED:
+            return False
+        self.measured = self.best = None
+        return self.learn(table)
+
     def wait(self) -> None:
         """Be measured once more with what was written, when others have moved; once, for they may move this one."""
         self.measured, self.contradicted, self.settled, self.why, self.waited = None, False, True, "", True
@@ -147,6 +155,7 @@ def _rounds(
             rounds[i].go_by_logits(written[i])
         again = [i for i in switched if rounds[i].learn(_table(now, rounds[i].plan))]
         pending = sorted({*pending, *waiting} - {*switched} | {*again})
+        pending = pending or [i for i, r in enumerate(rounds) if r.again(_table(now, r.plan))]
         if not pending and not over:  # what did not settle may have gone astray
             over, pending = True, [i for i, r in enumerate(rounds) if r.back_to_best()]
     return now, ""

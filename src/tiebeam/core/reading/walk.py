@@ -18,6 +18,7 @@ from tiebeam.ir import Graph, Leaf, Node, Op
 
 _TO_A_BIAS = (Op.LAYOUT, Op.CAST, Op.MUL, Op.DIV, Op.GATHER, Op.POINTWISE)
 _PASS = (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK, Op.UPDATE, Op.CONCAT)
+TWICE = Factor(None, "another product with the same table is added to the logits")
 _TERMS = (Op.LAYOUT, Op.CAST, Op.MUL, Op.DIV, Op.ADD, Op.SUB)
 
 
@@ -186,19 +187,36 @@ class Forward:
         if node.op is Op.POINTWISE and self.graph.values[node.output].dtype != "bool":
             return self._bent(node, state)
         if self._sums_a_stack(node):
-            return state
+            return self._with_the_stack(node, state)
         count = equal_terms(self.graph, node)
         return None if count is None else state.times(counted(float(count), node))
 
     def _sums_a_stack(self, node: Node) -> bool:
-        """Whether a sum adds the rows to other things that they were stacked with: an addition of several terms."""
+        """Whether a sum adds the signal to other things that it was stacked with: an addition of several terms."""
         stack = self.graph.producer(node.inputs[0])
-        if self.readout or node.op is not Op.REDUCE or not node.sums or stack is None or stack.op is not Op.CONCAT:
+        if node.op is not Op.REDUCE or not node.sums or stack is None or stack.op is not Op.CONCAT:
             return False
         rank = len(self.graph.values[stack.output].shape)
         one_by_one = all(axes is not None and axes[stack.axis] < 0 for axes in stack.axes)
         summed = set(range(rank)) - set(node.axes[0] or ())
         return one_by_one and summed == {stack.axis} and sum(self.depends(x) for x in stack.inputs) == 1
+
+    def _with_the_stack(self, node: Node, state: State) -> State:
+        stack = self.graph.producer(node.inputs[0])
+        for x in stack.inputs if stack is not None and self.readout else ():
+            if self.depends(x):
+                continue
+            if self._reads_the_table(x):
+                return replace(state, factor=TWICE)
+            state = self._beside(x, state) or replace(state, held="other")
+        return state
+
+    def _beside(self, other: int, state: State) -> State | None:
+        """The state with something of the inputs added; None where it is not of them."""
+        if not self.flags[other] & INPUT:
+            return None
+        self.walk.added.append(other)
+        return replace(state, held="" if state.held == "bias" else state.held)
 
     def _bent(self, node: Node, state: State) -> State | None:
         """Behind a function that is no multiplication: the end, unless the logits were scaled for it.
@@ -285,8 +303,7 @@ class Forward:
         if self.depends(other):
             return self._bent(node, state) if self._of_logits(node, 1 - i, state) else None
         if self._reads_the_table(other):
-            twice = Factor(None, "another product with the same table is added to the logits")
-            return replace(state, factor=twice)
+            return replace(state, factor=TWICE)
         number = scalar(self.graph, self.flags, other)
         state = self._noted(node, 1 - i, other, state, moves=number is not None and not self.flags[other] & INPUT)
         if number is not None and number.value is not None and not state.cap:
@@ -317,9 +334,9 @@ class Forward:
         """Remember what was added: a bias over the vocabulary, something of the inputs, or a number that moves all."""
         if not self.readout:
             return state
-        if self.flags[other] & INPUT:
-            self.walk.added.append(other)
-            return replace(state, held="" if state.held == "bias" else state.held)
+        beside = self._beside(other, state)
+        if beside is not None:
+            return beside
         axes, leaf = node.axes[i], None
         if axes is not None and state.axis >= 0 and axes[state.axis] >= 0:
             leaf = self._leaf_behind(other)
