@@ -194,3 +194,30 @@ def test_what_had_settled_is_looked_at_again_when_others_have_moved() -> None:
     model = Late()
     assert all(done.settled for done in tiebeam.initialize(model, IDS, mode="empirical").init)
     assert all(0.98 < logits.std().item() < 1.02 for logits in model(IDS))
+
+
+class Mixed(nn.Module):
+    """Two tied tables whose logits are added up, of which one reads the stream without a normalisation."""
+
+    def __init__(self, gain: float, factor: float) -> None:
+        super().__init__()
+        self.normed, self.plain = nn.Embedding(300, 64), nn.Embedding(300, 64)
+        self.norm, self.factor = nn.LayerNorm(64), factor
+        nn.init.constant_(self.norm.weight, gain)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.normed(ids) + self.plain(ids)
+        return self.norm(x) @ self.normed.weight.T + self.factor * (x @ self.plain.weight.T)
+
+
+@pytest.mark.parametrize(("gain", "factor"), [(1.0, 1.0), (3.0, 0.1), (10.0, 0.02)])
+def test_a_table_that_goes_by_its_logits_takes_those_along_that_share_them(gain: float, factor: float) -> None:
+    """The other kept its structure's std, at which no std of the first can bring the sum to 1."""
+    torch.manual_seed(0)
+    model = Mixed(gain, factor)
+    report = tiebeam.initialize(model, IDS)
+    assert [(done.mode, done.settled) for done in report.init] == [("empirical", True)] * 2
+    assert 0.97 < model(IDS).std().item() < 1.03
+    once = [p.detach().clone() for p in model.parameters()]
+    tiebeam.initialize(model, IDS)
+    assert all(torch.equal(p, was) for p, was in zip(model.parameters(), once, strict=True))

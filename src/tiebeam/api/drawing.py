@@ -63,7 +63,7 @@ class _Round:
         self.rounds += 1
         if before is not None and has_no_effect(before, (self.std, self.measured)):
             self.why, following = (
-                "the logits do not follow the table's std: the model normalises the table",
+                "the logits do not follow the table's std: the model normalises the table, or they are mostly another's",
                 self.plan.std,
             )
             self.best = None
@@ -78,8 +78,10 @@ class _Round:
         self.measured = self.best = None
         return self.learn(table)
 
-    def wait(self) -> None:
+    def wait(self, written: float) -> None:
         """Be measured once more with what was written, when others have moved; once, for they may move this one."""
+        if self.std != written:
+            self.std, self.rounds = written, self.rounds - 1
         self.measured, self.contradicted, self.settled, self.why, self.waited = None, False, True, "", True
 
     def go_by_logits(self, written: float) -> None:
@@ -150,7 +152,7 @@ def _rounds(
         pending = [i for i in pending if rounds[i].learn(_table(now, rounds[i].plan))]
         waiting, switched = _contradicted(now, rounds, pending)
         for i in waiting:
-            rounds[i].wait()
+            rounds[i].wait(written[i])
         for i in switched:
             rounds[i].go_by_logits(written[i])
         again = [i for i in switched if rounds[i].learn(_table(now, rounds[i].plan))]
@@ -164,17 +166,21 @@ def _rounds(
 def _contradicted(now: Look, rounds: Sequence[_Round], pending: Sequence[int]) -> tuple[list[int], list[int]]:
     """Tables to look at once more, and those that go by the logits from now on.
 
-    The latter are those whose logits contradict the structure, and all that share these: added up, they are at 1
-    together. Where one of them has a gain to make up for, it does so first, or it would shrink the others. Tables with
-    logits of their own are left alone.
+    The latter are those whose logits contradict the structure, and all that share these, or share those of a table
+    that goes by its logits anyway and is not at 1: added up, they are at 1 together. Where one of them has a gain to
+    make up for, it does so first, or it would shrink the others. Tables with logits of their own are left alone.
     """
     # Logits are known by their std: of one tensor it is the same to the last bit.
     stds = [{r.logit_std for r in _table(now, one.plan).readouts if r.logit_std is not None} for one in rounds]
     free = [i for i, r in enumerate(rounds) if r.plan.measurable and r.plan.mode == "analytic" and stds[i]]
-    found = [i for i, r in enumerate(rounds) if r.by_logits or (i in free and (r.contradicted or r.waited))]
-    early = {
-        i for i in found if i in free and not rounds[i].waited and any(stds[i] & stds[j] for j in free if j in pending)
-    }
+    loud = [
+        i for i, r in enumerate(rounds)
+        if r.plan.mode == "empirical" and not r.by_logits and (i in pending or not r.settled)
+    ]  # fmt: skip
+    odd = [i for i in free if rounds[i].contradicted or rounds[i].waited]
+    found = [*loud, *odd, *(i for i, r in enumerate(rounds) if r.by_logits)]
+    waiting = [*loud, *(i for i in odd if not rounds[i].waited)]
+    early = {i for i in waiting if any(stds[i] & stds[j] for j in free if j in pending)}
     switched = [i for i in free if any(stds[i] & stds[j] for j in found if j not in early)]
     return sorted(early - {*switched}), switched
 
