@@ -221,3 +221,49 @@ def test_a_table_that_goes_by_its_logits_takes_those_along_that_share_them(gain:
     once = [p.detach().clone() for p in model.parameters()]
     tiebeam.initialize(model, IDS)
     assert all(torch.equal(p, was) for p, was in zip(model.parameters(), once, strict=True))
+
+
+class Adapted(nn.Module):
+    """A tied readout with an adapter of a rank as large as the width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(300, 64), nn.LayerNorm(64)
+        self.down, self.up = nn.Parameter(torch.randn(64, 64) / 8), nn.Parameter(torch.zeros(300, 64))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.norm(self.embed(ids))
+        return h @ self.embed.weight.T + (h @ self.down.T) @ self.up.T
+
+
+def test_an_adapter_that_starts_at_zero_stays_at_zero_whatever_its_rank() -> None:
+    """One of high rank was taken for a second readout, and drawn."""
+    torch.manual_seed(0)
+    model = Adapted()
+    report = tiebeam.initialize(model, IDS)
+    assert [(done.name, done.mode) for done in report.init] == [("embed.weight", "analytic")]
+    assert not model.up.any()
+    assert any("up was left alone: it is an adapter" in note for note in report.notes)
+
+
+class OneAlone(nn.Module):
+    """A loud table whose logits are added to another's, which are also returned by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loud, self.other = nn.Embedding(300, 64), nn.Embedding(300, 64)
+        self.norm, self.gain = nn.LayerNorm(64), nn.LayerNorm(64)
+        nn.init.constant_(self.gain.weight, 10.0)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.norm(self.other(ids))
+        alone = h @ self.other.weight.T
+        return alone, alone + self.gain(h) @ self.loud.weight.T
+
+
+def test_where_the_logits_follow_a_table_no_further_it_stays_where_they_were_nearest() -> None:
+    """It was drawn back to where it began, with logits of std 10."""
+    torch.manual_seed(0)
+    model = OneAlone()
+    tiebeam.initialize(model, IDS, mode="empirical")
+    assert model(IDS)[1].std().item() < 1.2

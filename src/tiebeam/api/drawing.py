@@ -28,6 +28,7 @@ class _Round:
         waited: Whether that was so before another of the same logits had made up for its gain.
         by_logits: Whether the plan goes by the logits because it, or another of the same logits, was contradicted.
         best: Distance and std of what came nearest to 1 so far.
+        first: Distance of what was measured first.
     """
 
     plan: TablePlan
@@ -41,6 +42,7 @@ class _Round:
     settled: bool = True
     why: str = ""
     best: tuple[float, float] | None = None
+    first: float | None = None
 
     def learn(self, table: Any, alone: bool) -> bool:
         """Take a measurement in; whether another round is needed.
@@ -55,6 +57,7 @@ class _Round:
         self.settled = self.measured is not None and abs(self.measured - 1) <= SETTLED
         if self.measured is not None and (self.best is None or abs(math.log(self.measured)) < self.best[0]):
             self.best = abs(math.log(self.measured)), self.std
+            self.first = self.best[0] if self.first is None else self.first
         if self.settled and self.plan.mode == "analytic":
             self.why = contradiction(table, self.std, self.zero_rows)
             self.settled, self.contradicted = not self.why, bool(self.why)
@@ -66,13 +69,21 @@ class _Round:
             return False
         self.rounds += 1
         if alone and before is not None and has_no_effect(before, (self.std, self.measured)):
-            self.why, following = (
-                "the logits do not follow the table's std: the model normalises the table",
-                self.plan.std,
-            )
+            self.why, following = self._given_up()
             self.best = None
         self.std_before, self.std = self.std, following
         return True
+
+    def _given_up(self) -> tuple[str, float]:
+        """Why, and the std to go back to, where the logits do not follow the table's std, or no further."""
+        if self.best is not None and self.first is not None:
+            moved = abs(math.log(self.best[1] / self.plan.std))
+            if self.first - self.best[0] > 0.25 * moved > 0:
+                return (
+                    "what is left of the logits does not follow the table's std, so it is not the table's",
+                    self.best[1],
+                )
+        return "the logits do not follow the table's std: the model normalises the table", self.plan.std
 
     def again(self, table: Any, alone: bool) -> bool:
         """Whether what had settled has not any more, for others have moved since: then it is to be written again."""
