@@ -267,3 +267,25 @@ def test_where_the_logits_follow_a_table_no_further_it_stays_where_they_were_nea
     model = OneAlone()
     tiebeam.initialize(model, IDS, mode="empirical")
     assert model(IDS)[1].std().item() < 1.2
+
+
+class Biased(nn.Module):
+    """A tied head with a bias, which is one operation, behind a soft cap or not."""
+
+    def __init__(self, cap: bool) -> None:
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Embedding(300, 64), nn.LayerNorm(64), nn.Linear(64, 300)
+        self.head.weight, self.cap = self.embed.weight, cap
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits = self.head(self.norm(self.embed(ids)))
+        return 1000 * torch.tanh(logits / 1000) if self.cap else logits
+
+
+@pytest.mark.parametrize("cap", [False, True])
+def test_the_logits_of_a_head_with_a_bias_are_measured(cap: bool) -> None:
+    """Not told by the formula: the product by itself is never there to be measured."""
+    torch.manual_seed(0)
+    model = Biased(cap)
+    [done] = tiebeam.initialize(model, IDS).init
+    assert done.measured_logit_std == pytest.approx(model(IDS).std(correction=0).item(), rel=1e-3)

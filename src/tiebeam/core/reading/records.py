@@ -135,22 +135,34 @@ def _reasons(factor: Factor) -> tuple[str, ...]:
 def _logit_std(graph: Graph, read: Read, walk: Walk) -> float | None:
     """Measured std of the logits before a soft cap: of the last value that says, times what follows it.
 
-    Else the product's own, which knows nothing of what is added to it.
+    Else of the product, which knows nothing of what is added to it; of a product and a bias in one operation, whose
+    product nobody has seen, what comes out.
     """
     if not graph.logit_std or not walk.ends:
         return None
     end, state = walk.ends[0]
-    told, since = (end, 1.0) if state.since.value is None else (state.told, state.since.value * state.slope())
-    while told not in graph.logit_std:
-        node = graph.producer(told)
-        if node is None or node.op not in (Op.LAYOUT, Op.CAST) or told == read.node.output:
+    total = state.total().value if state.cap else walk.factor().value
+    slope = Factor(state.slope())
+    for value, times in (
+        (state.told, state.since.times(slope).value),
+        (read.node.output, total),
+        (state.past, state.after.times(slope).value),
+        (end, None if state.cap else 1.0),
+    ):
+        found = graph.logit_std.get(_told(graph, value, read.node.output))
+        if found is not None and times is not None and math.isfinite(found):
+            return found * abs(times)
+    return None
+
+
+def _told(graph: Graph, value: int, start: int) -> int:
+    """The value whose std was measured, where only another view or dtype of it was not."""
+    while value not in graph.logit_std and value != start:
+        node = graph.producer(value)
+        if node is None or node.op not in (Op.LAYOUT, Op.CAST):
             break
-        told = node.inputs[0]
-    found = graph.logit_std.get(told)
-    if found is not None and math.isfinite(found):
-        return found * abs(since)
-    inner, total = graph.logit_std.get(read.node.output), state.total().value if state.cap else walk.factor().value
-    return None if inner is None or total is None else inner * abs(total)
+        value = node.inputs[0]
+    return value
 
 
 def _deltas(graph: Graph, flags: list[int], read: Read, walk: Walk) -> tuple[str, ...]:

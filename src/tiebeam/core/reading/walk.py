@@ -19,6 +19,7 @@ from tiebeam.ir import Graph, Leaf, Node, Op
 _TO_A_BIAS = (Op.LAYOUT, Op.CAST, Op.MUL, Op.DIV, Op.GATHER, Op.POINTWISE)
 _PASS = (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK, Op.UPDATE, Op.CONCAT)
 TWICE = Factor(None, "another product with the same table is added to the logits")
+UNKNOWN = Factor(None)
 _TERMS = (Op.LAYOUT, Op.CAST, Op.MUL, Op.DIV, Op.ADD, Op.SUB)
 
 
@@ -36,6 +37,7 @@ class State:
             bias they are not. -1 is the start.
         since: What the signal was multiplied by since then.
         held: Why no later value is: "bias" for one that `initialize` sets to zero, "other", or "".
+        past, after: As `told` and `since`, with such a bias in it: a product and a bias may be one operation.
     """
 
     factor: Factor = ONE
@@ -47,10 +49,17 @@ class State:
     told: int = -1
     since: Factor = ONE
     held: Literal["", "bias", "other"] = ""
+    past: int = -1
+    after: Factor = ONE
 
     def times(self, by: Factor) -> "State":
         """The same, multiplied."""
-        return replace(self, factor=self.factor.times(by), since=self.since.times(by))
+        return replace(self, factor=self.factor.times(by), since=self.since.times(by), after=self.after.times(by))
+
+    def at(self, value: int) -> "State":
+        """The same, having come to a value."""
+        state = self if self.held else replace(self, told=value, since=ONE)
+        return state if self.held == "other" else replace(state, past=value, after=ONE)
 
     def total(self) -> Factor:
         """The factor at signal 0, slope of the cap included."""
@@ -123,7 +132,7 @@ class Forward:
         self.graph, self.flags, self.start = graph, flags, start
         self.before, self.table = before, table
         self.readout = axis is not None
-        self.states = {start: State(axis=-1 if axis is None else axis, told=start)}
+        self.states = {start: State(axis=-1 if axis is None else axis, told=start, past=start)}
         self.walk = Walk()
         self._depends: dict[int, bool] = {start: True}
 
@@ -144,7 +153,7 @@ class Forward:
                 continue
             for n, state in steps:
                 if state is not None:
-                    state = state if state.held else replace(state, told=n.output, since=ONE)
+                    state = state.at(n.output)
                     met = arrived.setdefault(n.output, state)
                     self.states[n.output] = met if met is state else self._joined(met, state)
                     heapq.heappush(queue, (n.index, n.output))
@@ -299,7 +308,7 @@ class Forward:
             signs = (sign, 1.0) if node.op is Op.SUB and i == 1 else (1.0, sign)
             total = mine[1].times(Factor(signs[0])).plus(theirs[1].times(Factor(signs[1])))
             total = total.times(counted(1.0, node))
-            return replace(state, factor=self.states[mine[0]].factor.times(total), since=Factor(None))
+            return replace(state, factor=self.states[mine[0]].factor.times(total), since=UNKNOWN, after=UNKNOWN)
         if self.depends(other):
             return self._bent(node, state) if self._of_logits(node, 1 - i, state) else None
         if self._reads_the_table(other):
