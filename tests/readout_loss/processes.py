@@ -80,6 +80,15 @@ def rows_sharded(mesh, name, spread):
     assert found[1].placements == (Shard(0),)
 
 
+def unequal_rows(mesh):
+    """Processes whose rows are as many as blocks go by on one side of a limit, and one fewer on the other."""
+    torch.manual_seed(0)
+    table, hidden, targets = torch.randn(131_073, 2), torch.randn(300, 2), torch.arange(300)
+    want = readout_loss(hidden, table, targets)
+    found = readout_loss(hidden, distribute_tensor(table, mesh, [Shard(0)]), targets)
+    torch.testing.assert_close(found, want)
+
+
 def beside_a_sharded_table(mesh):
     """Targets, weights and ids that are spread too; a table of which a process holds no row."""
     for vocab, size in ((9, 1.0), (1, 1.0), (1, 300.0)):
@@ -177,6 +186,7 @@ def work(rank, file):
     for name in CASES:
         rows_sharded(mesh, name, spread=False)
     rows_sharded(mesh, "capped", spread=True)
+    unequal_rows(mesh)
     beside_a_sharded_table(mesh)
     dropped_in(rank, mesh)
     statistics(mesh)

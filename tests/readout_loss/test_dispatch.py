@@ -10,7 +10,7 @@ from tests.readout_loss.reference import Problem, cross_entropy
 
 from tiebeam.blocks.readout_loss import sizes
 from tiebeam.blocks.readout_loss.options import Options
-from tiebeam.blocks.readout_loss.torch import call, fused, precision
+from tiebeam.blocks.readout_loss.torch import call, fused, kernel, operator, precision
 from tiebeam.blocks.readout_loss.torch.fused import Asked, choose_fused
 from tiebeam.torch import readout_loss
 
@@ -190,10 +190,33 @@ def test_logits_held_at_a_time_stay_within_a_budget():
                 assert blocks.tokens * vocab * 4 <= max(sizes.HELD, vocab * width, least)
 
 
+def test_narrow_logits_that_are_widened_after_all_stay_within_the_budget_too():
+    narrow = sizes.choose(4096, 33_527, 128, itemsize=2)
+    assert narrow.wide_tokens == sizes.choose(4096, 33_527, 128).tokens == narrow.tokens // 2
+    assert sizes.choose(4096, 33_527, 128, itemsize=2, chunk=700).wide_tokens == 700
+
+
+def test_by_the_book_logits_take_no_more_than_as_they_were_held_before(monkeypatch):
+    """Narrow ones are as many as fit; in float32, where their block overflows, they would take twice of that."""
+    seen, careful = [], kernel.careful
+
+    def watched(tokens, table, wanted):
+        seen.append(len(tokens.targets))
+        return careful(tokens, table, wanted)
+
+    monkeypatch.setattr(kernel, "careful", watched)
+    monkeypatch.setattr(operator, "choose", lambda *_, **__: sizes.Blocks(4, 8, 2))
+    problem = Problem.of((9,), dtype=torch.float64)
+    with torch.no_grad():
+        problem.hidden[4:] *= 400.0
+    torch.testing.assert_close(problem.run(readout_loss), problem.run(cross_entropy), rtol=1e-11, atol=1e-11)
+    assert seen == [2, 2, 1]
+
+
 def test_a_table_that_stays_in_the_cache_is_read_for_few_tokens_at_a_time_in_large_pieces(monkeypatch):
     monkeypatch.setattr(sizes, "outermost_cache", lambda: 480 << 20)
     near, far = (sizes.choose(4096, 33_527, width, in_place=True) for width in (128, 512))
-    assert near == sizes.Blocks(tokens=152, rows=33_527)
+    assert near == sizes.Blocks(tokens=152, rows=33_527, wide_tokens=152)
     assert far == sizes.choose(4096, 33_527, 512)
     assert sizes.choose(4096, 33_527, 128) == far, "nor one whose logits are copied, or not a processor's"
 

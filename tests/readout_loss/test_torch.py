@@ -90,7 +90,7 @@ def test_a_block_that_overflows_after_others_that_did_not_spoils_none(ways):
 
 
 def test_a_logit_that_overflows_in_a_late_piece_of_the_table_is_noticed(ways, monkeypatch):
-    monkeypatch.setattr(operator, "choose", lambda *_, **__: sizes.Blocks(4, 8))
+    monkeypatch.setattr(operator, "choose", lambda *_, **__: sizes.Blocks(4, 8, 2))
     problem = Problem.of((8,))
     with torch.no_grad():
         problem.table[-1] *= 2000.0
@@ -101,7 +101,7 @@ def test_a_logit_that_overflows_in_a_late_piece_of_the_table_is_noticed(ways, mo
 @pytest.mark.parametrize("blocks", [(1, 1), (4, 5), (9, 23), (2, 7)])
 @pytest.mark.parametrize("options", [{}, {"soft_cap": 3.0, "label_smoothing": 0.2, "weight": True}])
 def test_no_size_of_a_block_changes_what_comes_out(blocks, options, monkeypatch):
-    monkeypatch.setattr(operator, "choose", lambda *_, **__: sizes.Blocks(*blocks))
+    monkeypatch.setattr(operator, "choose", lambda *_, **__: sizes.Blocks(*blocks, -(-blocks[0] // 2)))
     agree(Problem.of(bias=True, **options))
 
 
@@ -267,7 +267,7 @@ def test_every_way_takes_bfloat16(native, options, monkeypatch, ways):
     assert float(loss) == pytest.approx(float(want), rel=4e-3)
     for grad, right in zip(grads, wanted, strict=True):
         assert relative(grad, right) < 0.05
-    assert ways["careful"] == ("size" in options)
+    assert bool(ways["careful"]) == ("size" in options)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ class _Round:
         waited: Whether that was so before another of the same logits had made up for its gain.
         by_logits: Whether the plan goes by the logits because it, or another of the same logits, was contradicted.
         best: Distance and std of what came nearest to 1 so far.
+        first: Distance of what was measured first.
     """
 
     plan: TablePlan
@@ -41,9 +42,14 @@ class _Round:
     settled: bool = True
     why: str = ""
     best: tuple[float, float] | None = None
+    first: float | None = None
 
-    def learn(self, table: Any) -> bool:
-        """Take a measurement in; whether another round is needed."""
+    def learn(self, table: Any, alone: bool) -> bool:
+        """Take a measurement in; whether another round is needed.
+
+        Args:
+            alone: Whether the logits are of no other table that is drawn: then they follow this one's std, or nothing.
+        """
         before = None if self.measured is None else (self.std_before, self.measured)
         following, self.measured = next_std(self.plan, self.std, table)
         if not self.plan.table.readouts:
@@ -51,6 +57,7 @@ class _Round:
         self.settled = self.measured is not None and abs(self.measured - 1) <= SETTLED
         if self.measured is not None and (self.best is None or abs(math.log(self.measured)) < self.best[0]):
             self.best = abs(math.log(self.measured)), self.std
+            self.first = self.best[0] if self.first is None else self.first
         if self.settled and self.plan.mode == "analytic":
             self.why = contradiction(table, self.std, self.zero_rows)
             self.settled, self.contradicted = not self.why, bool(self.why)
@@ -61,17 +68,35 @@ class _Round:
             self.why = f"a std of {following:.3g} would be next, which {self.plan.table.dtype} does not hold"
             return False
         self.rounds += 1
-        if before is not None and has_no_effect(before, (self.std, self.measured)):
-            self.why, following = (
-                "the logits do not follow the table's std: the model normalises the table",
-                self.plan.std,
-            )
+        if alone and before is not None and has_no_effect(before, (self.std, self.measured)):
+            self.why, following = self._given_up()
             self.best = None
         self.std_before, self.std = self.std, following
         return True
 
-    def wait(self) -> None:
+    def _given_up(self) -> tuple[str, float]:
+        """Why, and the std to go back to, where the logits do not follow the table's std, or no further."""
+        if self.best is not None and self.first is not None:
+            moved = abs(math.log(self.best[1] / self.plan.std))
+            if self.first - self.best[0] > 0.25 * moved > 0:
+                return (
+                    "what is left of the logits does not follow the table's std, so it is not the table's",
+                    self.best[1],
+                )
+        return "the logits do not follow the table's std: the model normalises the table", self.plan.std
+
+    def again(self, table: Any, alone: bool) -> bool:
+        """Whether what had settled has not any more, for others have moved since: then it is to be written again."""
+        s = next_std(self.plan, self.std, table)[1]
+        if not self.plan.table.readouts or not self.settled or s is None or abs(s - 1) <= SETTLED:
+            return False
+        self.measured = self.best = None
+        return self.learn(table, alone)
+
+    def wait(self, written: float) -> None:
         """Be measured once more with what was written, when others have moved; once, for they may move this one."""
+        if self.std != written:
+            self.std, self.rounds = written, self.rounds - 1
         self.measured, self.contradicted, self.settled, self.why, self.waited = None, False, True, "", True
 
     def go_by_logits(self, written: float) -> None:
@@ -139,33 +164,46 @@ def _rounds(
                 raise
             return now, str(error).splitlines()[0]  # what was written is right all the same
         written = [r.std for r in rounds]
-        pending = [i for i in pending if rounds[i].learn(_table(now, rounds[i].plan))]
-        waiting, switched = _contradicted(now, rounds, pending)
+        tables = [_table(now, r.plan) for r in rounds]
+        stds = [_logits(t) for t in tables]
+        alone = [not any(a & b for j, b in enumerate(stds) if j != i) for i, a in enumerate(stds)]
+        pending = [i for i in pending if rounds[i].learn(tables[i], alone[i])]
+        waiting, switched = _contradicted(stds, rounds, pending)
         for i in waiting:
-            rounds[i].wait()
+            rounds[i].wait(written[i])
         for i in switched:
             rounds[i].go_by_logits(written[i])
-        again = [i for i in switched if rounds[i].learn(_table(now, rounds[i].plan))]
+        again = [i for i in switched if rounds[i].learn(tables[i], alone[i])]
         pending = sorted({*pending, *waiting} - {*switched} | {*again})
+        pending = pending or [i for i, r in enumerate(rounds) if r.again(tables[i], alone[i])]
         if not pending and not over:  # what did not settle may have gone astray
             over, pending = True, [i for i, r in enumerate(rounds) if r.back_to_best()]
     return now, ""
 
 
-def _contradicted(now: Look, rounds: Sequence[_Round], pending: Sequence[int]) -> tuple[list[int], list[int]]:
+def _logits(table: Any) -> set[float]:
+    """Which logits a table is read out to, known by their std: of one tensor it is the same to the last bit."""
+    return {r.logit_std for r in table.readouts if r.logit_std is not None}
+
+
+def _contradicted(
+    stds: Sequence[set[float]], rounds: Sequence[_Round], pending: Sequence[int]
+) -> tuple[list[int], list[int]]:
     """Tables to look at once more, and those that go by the logits from now on.
 
-    The latter are those whose logits contradict the structure, and all that share these: added up, they are at 1
-    together. Where one of them has a gain to make up for, it does so first, or it would shrink the others. Tables with
-    logits of their own are left alone.
+    The latter are those whose logits contradict the structure, and all that share these, or share those of a table
+    that goes by its logits anyway and is not at 1: added up, they are at 1 together. Where one of them has a gain to
+    make up for, it does so first, or it would shrink the others. Tables with logits of their own are left alone.
     """
-    # Logits are known by their std: of one tensor it is the same to the last bit.
-    stds = [{r.logit_std for r in _table(now, one.plan).readouts if r.logit_std is not None} for one in rounds]
     free = [i for i, r in enumerate(rounds) if r.plan.measurable and r.plan.mode == "analytic" and stds[i]]
-    found = [i for i, r in enumerate(rounds) if r.by_logits or (i in free and (r.contradicted or r.waited))]
-    early = {
-        i for i in found if i in free and not rounds[i].waited and any(stds[i] & stds[j] for j in free if j in pending)
-    }
+    loud = [
+        i for i, r in enumerate(rounds)
+        if r.plan.mode == "empirical" and not r.by_logits and (i in pending or not r.settled)
+    ]  # fmt: skip
+    odd = [i for i in free if rounds[i].contradicted or rounds[i].waited]
+    found = [*loud, *odd, *(i for i, r in enumerate(rounds) if r.by_logits)]
+    waiting = [*loud, *(i for i in odd if not rounds[i].waited)]
+    early = {i for i in waiting if any(stds[i] & stds[j] for j in free if j in pending)}
     switched = [i for i in free if any(stds[i] & stds[j] for j in found if j not in early)]
     return sorted(early - {*switched}), switched
 

@@ -13,7 +13,14 @@ from tiebeam.backends.protocol import Functional, Operable
 from tiebeam.core.facts import Table
 from tiebeam.core.finding import Finding
 from tiebeam.core.findings import in_order
-from tiebeam.core.initialising.init import Mode, TablePlan, could_be_a_classifier, could_be_a_layer, plan_init
+from tiebeam.core.initialising.init import (
+    Mode,
+    TablePlan,
+    could_be_a_classifier,
+    could_be_a_layer,
+    is_an_adapter,
+    plan_init,
+)
 from tiebeam.core.initialising.ranges import check_fits
 from tiebeam.core.report import Report
 from tiebeam.errors import InputError, RangeError, TieError
@@ -223,6 +230,9 @@ def _left(seen: Look) -> list[str]:
         "it is square and only multiplied, so it could be a layer of the body": could_be_a_layer,
         "it has another number of outputs than any lookup has tokens, so it could be a classifier": partial(
             could_be_a_classifier, tables=seen.tables
+        ),
+        "it is an adapter, which adds nothing to another table's logits yet": partial(
+            is_an_adapter, tables=seen.tables
         ),
     }
     return [f"{t.name} was left alone: {why}" for t in seen.tables for why, holds in whys.items() if holds(t)]

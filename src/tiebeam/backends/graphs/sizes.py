@@ -70,6 +70,6 @@ def sizes_of(graph: Graph, *, logits: bool) -> Sizes:
             cosines.append((read.node.index, stream, rows[-1].node.output))
         if logits:
             walk = Forward(graph, flags, read.node.output, read.axis).run()
-            ends |= {read.node.output, *(v for v, _ in walk.ends)}
+            ends |= {read.node.output, *(v for end, state in walk.ends for v in (end, state.told, state.past))}
     floats = {v for v in moments | ends if graph.values[v].dtype.startswith(("float", "bfloat"))}
     return Sizes(frozenset(floats), tuple(cosines), frozenset(ends & floats))

@@ -23,10 +23,12 @@ class Blocks:
     Attributes:
         tokens: Hidden states in a block.
         rows: Rows of the table in a block.
+        wide_tokens: `tokens`, or fewer where logits are held in float32 after all, so that they take no more.
     """
 
     tokens: int
     rows: int
+    wide_tokens: int
 
 
 def choose(
@@ -64,6 +66,7 @@ def choose(
     """
     share = outermost_cache() // SHARE
     near = in_place and 2 * vocab * width * itemsize <= share
+    asked = bool(chunk)
     if not chunk:
         held = HELD_NEAR if near else max(HELD // copies, vocab * width * itemsize // 4)
         chunk = min(MOST // itemsize, max(LEAST_TOKENS, held // (itemsize * vocab) // 8 * 8))
@@ -71,7 +74,8 @@ def choose(
     chunk = min(chunk, tokens)
     rows = share // (max(itemsize, WIDE) * (chunk + width))
     rows = max(LEAST_ROWS, LINE * ((rows // LINE - 1) | 1))
-    return Blocks(chunk, min(rows if near else min(rows, MOST_ROWS), vocab))
+    wide = chunk if asked or itemsize >= WIDE else max(min(LEAST_TOKENS, chunk), chunk * itemsize // WIDE)
+    return Blocks(chunk, min(rows if near else min(rows, MOST_ROWS), vocab), wide)
 
 
 @cache

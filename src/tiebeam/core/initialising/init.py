@@ -43,7 +43,7 @@ def plan_init(
     """A plan for every table that has a role to be set for.
 
     An extra lookup beside a tied table (a per-layer table, a gate that starts at zero) is left alone; so is what
-    `could_be_a_layer` or `could_be_a_classifier`, and a lookup alone that could be read out unseen.
+    `could_be_a_layer`, `could_be_a_classifier` or `is_an_adapter`, and a lookup alone that could be read out unseen.
 
     Args:
         unseen: By table name what could be a readout of it: at a lookup's std its logits would be sqrt(width).
@@ -58,7 +58,7 @@ def plan_init(
     for ordinal, t in enumerate(tables):
         if t.vocab == 0 or t.width == 0 or could_be_a_layer(t) or _silent_gate(t) or (tied and not t.readouts):
             continue
-        if (t.name in unseen and not t.readouts) or could_be_a_classifier(t, tables):
+        if (t.name in unseen and not t.readouts) or could_be_a_classifier(t, tables) or is_an_adapter(t, tables):
             continue
         known = _structural(t)
         if known is None and (mode == "analytic" or meta):
@@ -96,6 +96,16 @@ def could_be_a_classifier(t: Table, tables: Sequence[Table]) -> bool:
     known = [other.vocab for other in tables if other.lookups]
     apart = all(abs(t.vocab - v) > max(8, 0.02 * max(t.vocab, v)) for v in known)
     return not t.lookups and bool(known) and apart
+
+
+def is_an_adapter(t: Table, tables: Sequence[Table]) -> bool:
+    """A matrix behind another, whose product, added to another table's logits, is zero as yet: so an adapter starts.
+
+    Where it is not, a second head that reads a deeper hidden state looks the same.
+    """
+    silent = t.std == 0 or t.hidden_rms == 0
+    behind = any(n in r.delta for other in tables for r in other.readouts for n in t.names)
+    return silent and behind and not t.lookups
 
 
 def _structural(t: Table) -> float | None:

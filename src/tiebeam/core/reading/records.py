@@ -13,8 +13,9 @@ from tiebeam.core.reading.provenance import INPUT
 from tiebeam.core.reading.reads import Reads
 from tiebeam.core.reading.roles import Read
 from tiebeam.core.reading.source import source_of
+from tiebeam.core.reading.states import Walk
 from tiebeam.core.reading.switches import counts_factor
-from tiebeam.core.reading.walk import Forward, Walk
+from tiebeam.core.reading.walk import Forward
 from tiebeam.ir import Graph, Op
 
 _MOVES = (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK, Op.MUL, Op.DIV)
@@ -133,26 +134,36 @@ def _reasons(factor: Factor) -> tuple[str, ...]:
 
 
 def _logit_std(graph: Graph, read: Read, walk: Walk) -> float | None:
-    """Measured std of the logits before a soft cap: the product's own, times what follows it."""
-    if not graph.logit_std:
+    """Measured std of the logits before a soft cap: of the last value that says, times what follows it.
+
+    Else of the product, which knows nothing of what is added to it; of a product and a bias in one operation, whose
+    product nobody has seen, what comes out.
+    """
+    if not graph.logit_std or not walk.ends:
         return None
-    end, state = walk.ends[0] if walk.ends else (read.node.output, None)
-    inner, total = graph.logit_std.get(read.node.output), walk.factor().value
-    if state is not None and state.cap:
-        total = state.total().value
-    own = None if inner is None or total is None else inner * abs(total)
-    if state is None or state.cap or (walk.replaced and own is not None):
-        return own if state is not None else None
-    v = end
-    while v not in graph.logit_std:
-        node = graph.producer(v)
-        if node is None or node.op not in (Op.LAYOUT, Op.CAST) or v == read.node.output:
+    end, state = walk.ends[0]
+    total = state.total().value if state.cap else walk.factor().value
+    slope = Factor(state.slope())
+    for value, times in (
+        (state.told, state.since.times(slope).value),
+        (read.node.output, total),
+        (state.past, state.after.times(slope).value),
+        (end, None if state.cap else 1.0),
+    ):
+        found = graph.logit_std.get(_told(graph, value, read.node.output))
+        if found is not None and times is not None and math.isfinite(found):
+            return found * abs(times)
+    return None
+
+
+def _told(graph: Graph, value: int, start: int) -> int:
+    """The value whose std was measured, where only another view or dtype of it was not."""
+    while value not in graph.logit_std and value != start:
+        node = graph.producer(value)
+        if node is None or node.op not in (Op.LAYOUT, Op.CAST):
             break
-        v = node.inputs[0]
-    found = graph.logit_std.get(v)
-    if found is not None and math.isfinite(found):
-        return found
-    return own
+        value = node.inputs[0]
+    return value
 
 
 def _deltas(graph: Graph, flags: list[int], read: Read, walk: Walk) -> tuple[str, ...]:

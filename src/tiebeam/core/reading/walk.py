@@ -6,94 +6,21 @@ collected, sums of equal terms too; anything else ends the walk.
 
 import heapq
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from tiebeam.core.reading.chains import counted, equal_terms, made_of, multiple, same_product
 from tiebeam.core.reading.numbers import ONE, OWN, Factor, scalar, uniform
 from tiebeam.core.reading.provenance import INPUT
 from tiebeam.core.reading.source import sources_of
-from tiebeam.core.reading.switches import NO_DROPOUT, Dropping, mask_levels
+from tiebeam.core.reading.states import State, Walk, agreed
+from tiebeam.core.reading.switches import NO_DROPOUT, mask_levels
 from tiebeam.ir import Graph, Leaf, Node, Op
 
 _TO_A_BIAS = (Op.LAYOUT, Op.CAST, Op.MUL, Op.DIV, Op.GATHER, Op.POINTWISE)
 _PASS = (Op.LAYOUT, Op.CAST, Op.DROPOUT, Op.MASK, Op.UPDATE, Op.CONCAT)
+TWICE = Factor(None, "another product with the same table is added to the logits")
+UNKNOWN = Factor(None)
 _TERMS = (Op.LAYOUT, Op.CAST, Op.MUL, Op.DIV, Op.ADD, Op.SUB)
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """What the walk knows at one value.
-
-    Attributes:
-        factor: Product so far; after a cap the amplitude alone.
-        axis: Where the vocabulary axis stands (readouts), or -1.
-        cap: "tanh" or "sigmoid" once a soft cap was met, with its inner slope in `inner`.
-        shift: Constant added to the signal so far.
-        dropping: Where it stands within a dropout.
-    """
-
-    factor: Factor = ONE
-    axis: int = -1
-    cap: str = ""
-    inner: Factor = ONE
-    shift: float = 0.0
-    dropping: Dropping = NO_DROPOUT
-
-    def total(self) -> Factor:
-        """The factor at signal 0, slope of the cap included."""
-        if not self.cap:
-            return self.factor
-        if self.cap == "tanh":
-            slope = 1.0 - math.tanh(self.shift) ** 2
-        else:
-            p = 1.0 / (1.0 + math.exp(-self.shift))
-            slope = p * (1.0 - p)
-        return self.factor.times(self.inner).times(Factor(slope))
-
-    def soft_cap(self) -> float | None:
-        if not self.cap or self.factor.value is None:
-            return None
-        return abs(self.factor.value) * (1.0 if self.cap == "tanh" else 0.5)
-
-
-@dataclass(slots=True)
-class Walk:
-    """Where a forward walk ended.
-
-    Attributes:
-        ends: (value, state) of every end.
-        biases: Leaf names over the vocabulary that were added.
-        added: Values that were added and depend on the inputs (an adapter's product, for one).
-        replaced: A mask or a constant came in: what is measured behind it is not the signal alone.
-    """
-
-    ends: list[tuple[int, State]] = field(default_factory=list)
-    biases: list[str] = field(default_factory=list)
-    added: list[int] = field(default_factory=list)
-    replaced: bool = False
-
-    def factor(self) -> Factor:
-        totals = [s.total() for _, s in self.ends]
-        return agreed(totals)
-
-    def soft_cap(self) -> float | None:
-        caps = {s.soft_cap() for _, s in self.ends}
-        return caps.pop() if len(caps) == 1 else None
-
-
-def agreed(factors: list[Factor]) -> Factor:
-    """The factor that all agree on, or None with the reason."""
-    if not factors:
-        return ONE
-    first = factors[0]
-    unknown = next((f for f in factors if f.value is None), None)
-    if unknown is not None:
-        return unknown
-    literals = frozenset[int]().union(*(f.literals for f in factors))
-    if any(not math.isclose(f.value or 0.0, first.value or 0.0, rel_tol=1e-9) for f in factors):
-        values = ", ".join(dict.fromkeys(f"{f.value:.6g}" for f in factors))
-        return Factor(None, f"uses differ: {values}", literals)
-    return replace(first, literals=literals)
 
 
 class Forward:
@@ -112,7 +39,7 @@ class Forward:
         self.graph, self.flags, self.start = graph, flags, start
         self.before, self.table = before, table
         self.readout = axis is not None
-        self.states = {start: State(axis=-1 if axis is None else axis)}
+        self.states = {start: State(axis=-1 if axis is None else axis, told=start, past=start)}
         self.walk = Walk()
         self._depends: dict[int, bool] = {start: True}
 
@@ -134,6 +61,7 @@ class Forward:
                 continue
             for n, state in steps:
                 if state is not None:
+                    state = state.at(n.output)
                     met = arrived.setdefault(n.output, state)
                     self.states[n.output] = met if met is state else self._joined(met, state)
                     heapq.heappush(queue, (n.index, n.output))
@@ -170,7 +98,7 @@ class Forward:
         if axes is None:
             return None
         if node.op in _PASS:
-            self.walk.replaced |= node.op in (Op.MASK, Op.UPDATE)
+            state = replace(state, held="other") if node.op in (Op.MASK, Op.UPDATE) else state
             return self._moved(state, axes)
         if node.op in (Op.MUL, Op.DIV):
             return self._scaled(node, i, self._moved(state, axes))
@@ -183,23 +111,41 @@ class Forward:
         if node.op in (Op.TANH, Op.SIGMOID) and state.cap:
             return State(Factor(None, "a second nonlinearity follows the soft cap"), state.axis)
         if node.op in (Op.TANH, Op.SIGMOID) and self.readout:
-            return State(ONE, state.axis, node.op.name.lower(), state.factor, state.shift)
+            cap = node.op.name.lower()
+            return replace(state, factor=ONE, cap=cap, inner=state.factor, dropping=NO_DROPOUT, held="other")
         if node.op is Op.POINTWISE and self.graph.values[node.output].dtype != "bool":
             return self._bent(node, state)
         if self._sums_a_stack(node):
-            return state
+            return self._with_the_stack(node, state)
         count = equal_terms(self.graph, node)
-        return None if count is None else replace(state, factor=state.factor.times(counted(float(count), node)))
+        return None if count is None else state.times(counted(float(count), node))
 
     def _sums_a_stack(self, node: Node) -> bool:
-        """Whether a sum adds the rows to other things that they were stacked with: an addition of several terms."""
+        """Whether a sum adds the signal to other things that it was stacked with: an addition of several terms."""
         stack = self.graph.producer(node.inputs[0])
-        if self.readout or node.op is not Op.REDUCE or not node.sums or stack is None or stack.op is not Op.CONCAT:
+        if node.op is not Op.REDUCE or not node.sums or stack is None or stack.op is not Op.CONCAT:
             return False
         rank = len(self.graph.values[stack.output].shape)
         one_by_one = all(axes is not None and axes[stack.axis] < 0 for axes in stack.axes)
         summed = set(range(rank)) - set(node.axes[0] or ())
         return one_by_one and summed == {stack.axis} and sum(self.depends(x) for x in stack.inputs) == 1
+
+    def _with_the_stack(self, node: Node, state: State) -> State:
+        stack = self.graph.producer(node.inputs[0])
+        for x in stack.inputs if stack is not None and self.readout else ():
+            if self.depends(x):
+                continue
+            if self._reads_the_table(x):
+                return replace(state, factor=TWICE)
+            state = self._beside(x, state) or replace(state, held="other")
+        return state
+
+    def _beside(self, other: int, state: State) -> State | None:
+        """The state with something of the inputs added; None where it is not of them."""
+        if not self.flags[other] & INPUT:
+            return None
+        self.walk.added.append(other)
+        return replace(state, held="" if state.held == "bias" else state.held)
 
     def _bent(self, node: Node, state: State) -> State | None:
         """Behind a function that is no multiplication: the end, unless the logits were scaled for it.
@@ -255,7 +201,7 @@ class Forward:
 
     def _times(self, state: State, by: Factor) -> State:
         shift = state.shift * by.value if by.value is not None and not state.cap else state.shift
-        return replace(state, factor=state.factor.times(by), shift=shift)
+        return replace(state.times(by), shift=shift)
 
     def _of_logits(self, node: Node, i: int, state: State) -> bool:
         """Whether operand `i` has a number of its own for each logit."""
@@ -270,11 +216,11 @@ class Forward:
     def _added(self, node: Node, v: int, places: list[int], state: State) -> State | None:
         sign = -1.0 if node.op is Op.SUB else 1.0
         if len(places) == 2:
-            return replace(state, factor=state.factor.times(counted(1.0 + sign, node)))
+            return state.times(counted(1.0 + sign, node))
         i = places[0]
         other = node.inputs[1 - i]
         if node.op is Op.SUB and i == 1:
-            state = replace(state, factor=state.factor.times(Factor(-1.0)), shift=-state.shift)
+            state = replace(state.times(Factor(-1.0)), shift=-state.shift)
         floor = self.graph.values[self.start].producer
         mine = multiple(self.graph, self.flags, v, floor)
         theirs = multiple(self.graph, self.flags, other, -1 if self.readout else floor)
@@ -282,14 +228,13 @@ class Forward:
             signs = (sign, 1.0) if node.op is Op.SUB and i == 1 else (1.0, sign)
             total = mine[1].times(Factor(signs[0])).plus(theirs[1].times(Factor(signs[1])))
             total = total.times(counted(1.0, node))
-            return replace(state, factor=self.states[mine[0]].factor.times(total))
+            return replace(state, factor=self.states[mine[0]].factor.times(total), since=UNKNOWN, after=UNKNOWN)
         if self.depends(other):
             return self._bent(node, state) if self._of_logits(node, 1 - i, state) else None
         if self._reads_the_table(other):
-            twice = Factor(None, "another product with the same table is added to the logits")
-            return replace(state, factor=twice)
-        self._note(node, 1 - i, other, state)
+            return replace(state, factor=TWICE)
         number = scalar(self.graph, self.flags, other)
+        state = self._noted(node, 1 - i, other, state, moves=number is not None and not self.flags[other] & INPUT)
         if number is not None and number.value is not None and not state.cap:
             return replace(state, shift=state.shift + (sign if i == 0 else 1.0) * number.value)
         return state
@@ -314,21 +259,23 @@ class Forward:
                         return True
         return False
 
-    def _note(self, node: Node, i: int, other: int, state: State) -> None:
-        """Remember what was added: a bias over the vocabulary, or something of the inputs."""
+    def _noted(self, node: Node, i: int, other: int, state: State, *, moves: bool) -> State:
+        """Remember what was added: a bias over the vocabulary, something of the inputs, or a number that moves all."""
         if not self.readout:
-            return
-        if self.flags[other] & INPUT:
-            self.walk.added.append(other)
-            return
-        self.walk.replaced = True
-        axes = node.axes[i]
+            return state
+        beside = self._beside(other, state)
+        if beside is not None:
+            return beside
+        axes, leaf = node.axes[i], None
         if axes is not None and state.axis >= 0 and axes[state.axis] >= 0:
             leaf = self._leaf_behind(other)
-            if leaf is not None and leaf not in self.walk.biases:
-                self.walk.biases.append(leaf)
+            if leaf is not None and leaf.name not in self.walk.biases:
+                self.walk.biases.append(leaf.name)
+        if state.held == "other" or moves:
+            return state
+        return replace(state, held="bias" if leaf is not None and leaf.trainable else "other")
 
-    def _leaf_behind(self, value: int) -> str | None:
+    def _leaf_behind(self, value: int) -> Leaf | None:
         """The leaf that `value` is, up to views, casts, rows of all places and a scalar.
 
         Behind a function (the logarithm of a prior) only one that is not trained: zeroing it would not zero the bias.
@@ -337,7 +284,7 @@ class Forward:
         for _ in range(32):
             leaf = self.graph.values[v].leaf
             if leaf is not None:
-                return None if curved and leaf.trainable else leaf.name
+                return None if curved and leaf.trainable else leaf
             node = self.graph.producer(v)
             if node is None or node.op not in _TO_A_BIAS:
                 return None

@@ -75,10 +75,17 @@ def sweep(batch: Batch, table: Table, wanted: Wanted, dtype: torch.dtype) -> Fou
         hidden=torch.empty(batch.hidden.shape, dtype=dtype, device=device) if wanted.hidden else None,
         factor=torch.zeros((), dtype=table.exact, device=device),
     )
-    for start in range(0, count, table.blocks.tokens):
-        at = slice(start, start + table.blocks.tokens)
+    large_cap = table.soft_cap is not None and table.soft_cap > LARGEST_CAP
+    wanted.careful |= table.dense_smoothing or large_cap
+    start = 0
+    while start < count:
+        at = slice(start, start + (table.blocks.wide_tokens if wanted.careful else table.blocks.tokens))
         tokens = batch.block(at, table)
-        seen, grad = _look(tokens, table, wanted)
+        looked = careful(tokens, table, wanted) if wanted.careful else quick(tokens, table, wanted)
+        if looked is None:
+            wanted.careful = True  # what one block is like, the next will be
+            continue
+        start, (seen, grad) = at.stop, looked
         if wanted.any:
             _targets(tokens, table, wanted, seen, grad)
             wanted.started = True
@@ -89,16 +96,6 @@ def sweep(batch: Batch, table: Table, wanted: Wanted, dtype: torch.dtype) -> Fou
     if wanted.started:
         _finish(table, wanted)
     return found
-
-
-def _look(tokens: Tokens, table: Table, wanted: Wanted) -> tuple[Seen, Tensor | None]:
-    large_cap = table.soft_cap is not None and table.soft_cap > LARGEST_CAP
-    if not (wanted.careful or table.dense_smoothing or large_cap):
-        found = quick(tokens, table, wanted)
-        if found is not None:
-            return found
-    wanted.careful = True  # what one block is like, the next will be
-    return careful(tokens, table, wanted)
 
 
 def _note(found: Found, at: slice, tokens: Tokens, table: Table, seen: Seen) -> None:

@@ -199,13 +199,14 @@ def _table(
 ) -> Table:
     wide = torch.float64 if numbers.product == torch.float64 else torch.float32
     exact = wide if hidden.device.type == "mps" else torch.float64  # which has no float64
+    ranks = Ranks(numbers.group)
     blocks = choose(
         max(tokens, 1),
-        max(len(table), 1),
+        ranks.most_rows(numbers.vocab),  # not its own rows, nor caches: what is summed over processes has one shape
         table.shape[1],
         itemsize=numbers.product.itemsize,
         chunk=numbers.chunk,
-        in_place=hidden.device.type == "cpu" and numbers.product == wide,
+        in_place=hidden.device.type == "cpu" and numbers.product == wide and ranks.alone,
     )
     own = None if weight is None else weight[numbers.first : numbers.first + len(table)].to(wide)
     read = Table(
@@ -222,7 +223,7 @@ def _table(
         wide=wide,
         exact=exact,
         blocks=blocks,
-        ranks=Ranks(numbers.group),
+        ranks=ranks,
     )
     if not numbers.smoothing or read.dense_smoothing:
         return read

@@ -26,6 +26,10 @@ class Ranks:
     def alone(self) -> bool:
         return not self.name
 
+    def most_rows(self, vocab: int) -> int:
+        """Rows of the first process, of which none has more: all of them, or what `torch.chunk` cuts off first."""
+        return -(-vocab // _GROUPS[self.name].size()) if self.name else vocab
+
     def sum_(self, t: Tensor) -> Tensor:
         """Sum over processes, in place."""
         if self.name:
