@@ -234,6 +234,26 @@ def test_a_second_derivative_is_refused_with_a_way_out():
             grad.square().sum().backward()
 
 
+@pytest.mark.parametrize("options", [{}, {"reduction": "none"}], ids=["mean", "none"])
+def test_a_second_derivative_is_refused_of_whatever_tensor_it_is_asked_for(options):
+    problem = Problem.of((6,))
+    table, targets = problem.table.detach().requires_grad_(), problem.targets
+    x, times = torch.randn(6, 6, dtype=torch.float64), torch.ones((), dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(6, 6, dtype=torch.float64, requires_grad=True)
+
+    def loss(weight):
+        return times * readout_loss(torch.tanh(x @ weight), table, targets, **options).sum()
+
+    for of in (weight, table):
+        for by in (weight, table, times):
+            grad = torch.autograd.grad(loss(weight), of, create_graph=True)[0]
+            with pytest.raises(GradientError, match="second derivative of readout_loss"):
+                torch.autograd.grad(grad.square().sum(), by)
+    for whole in (torch.autograd.functional.hessian, lambda f, w: torch.autograd.functional.hvp(f, w, w)):
+        with pytest.raises(GradientError, match="second derivative of readout_loss"):
+            whole(loss, weight)
+
+
 def test_one_transform_inside_another_is_refused_before_it_finds_zero():
     problem = Problem.of((2,), 5, 3)
     table = problem.table.detach()

@@ -40,6 +40,8 @@ class ReadoutLoss(torch.autograd.Function):
         ctx.numbers = numbers
         ctx.dtypes = [None if t is None else t.dtype for t in tensors[:4]]
         ctx.save_for_backward(*(tensors if numbers.reduction == "none" else output[1:5]))
+        plain = not torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is None
+        ctx.links = [_link(t) for t in tensors[:4] if t is not None and t.requires_grad] if plain else []
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
@@ -58,17 +60,22 @@ class ReadoutLoss(torch.autograd.Function):
         if torch.is_grad_enabled() and not compiling:  # (create_graph=True)
             wrapped = _within_a_transform() or any(map(torch._C._functorch.is_functorch_wrapped_tensor, saved))
             saved = saved if wrapped else [t.detach().requires_grad_() for t in saved]
-            return (*_Once.apply(by, wants, ctx.dtypes, *saved), *(None,) * (TENSORS - 3))  # type: ignore[no-untyped-call]
+            links = () if wrapped else (grad, *ctx.links)
+            return (*_Once.apply(by, wants, ctx.dtypes, *saved, *links), *(None,) * (TENSORS - 3))  # type: ignore[no-untyped-call]
         scaled = _scaled(saved, by, wants, ctx.dtypes, not compiling and _frees_what_it_saved())
         return (*scaled, *(None,) * (TENSORS - 3))
 
 
 class _Once(torch.autograd.Function):
-    """Scales gradients as `ReadoutLoss` does, where a second derivative may be asked for: there is none."""
+    """Scales gradients as `ReadoutLoss` does, where a second derivative may be asked for: there is none.
+
+    Behind the four gradients that were saved it takes what they depend on: autograd goes to the inputs that it was
+    named alone, and without a way to them it would leave this out, and with it the curvature of the loss.
+    """
 
     @staticmethod
     def forward(by: Tensor, wants: list[bool], dtypes: list[torch.dtype | None], *saved: Tensor) -> Any:
-        return _scaled(saved, by, wants, dtypes, mine=False)
+        return _scaled(saved[:4], by, wants, dtypes, mine=False)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -81,6 +88,12 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def vmap(*_: Any) -> Any:
         raise _no_transform("vmap, or a Jacobian that maps over its backward pass")
+
+
+def _link(t: Tensor) -> Tensor:
+    """A tensor without elements whose gradient would go to `t`, and which does not keep its memory."""
+    with torch.enable_grad():
+        return (t.reshape(1) if t.ndim == 0 else t)[:0].clone()
 
 
 def no_second_derivative() -> GradientError:
