@@ -79,10 +79,11 @@ def test_the_loss_is_in_the_message_where_it_is_known():
     assert f"{t.target_std:.4g}" in found.message
 
 
-def test_the_upper_bound_of_the_loss_is_in_the_message_where_kappa_is_not_known():
+def test_both_bounds_of_the_loss_are_in_the_message_where_kappa_is_not_known():
     t = table(std=1.0, readouts=(readout(kappa=None),))
     (found,) = case("", t).findings("init-scale")
-    assert f"{t.predicted.initial_loss_range[1]:.4g}" in found.message
+    low, high = t.predicted.initial_loss_range
+    assert f"the first loss is between {low:.4g} and {high:.4g}" in found.message
 
 
 def test_a_table_that_holds_no_numbers_worth_judging_is_judged_by_one_rule():

@@ -296,6 +296,8 @@ def test_a_report_of_another_model_is_refused():
         use_readout_loss(OfABlock(), tiebeam.inspect(model, ids))
     with pytest.raises(InputError, match="no readout"):
         use_readout_loss(model, tiebeam.inspect(nn.Embedding(31, 8), ids))
+    with pytest.raises(InputError, match=r"a report on the model is needed(.|\n)*Hint: report = tiebeam\.inspect"):
+        use_readout_loss(model, None)
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")

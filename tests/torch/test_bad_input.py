@@ -11,6 +11,8 @@ from tests.torch.models.kit import VOCAB, WIDTH, Base, Builder, ids, load
 from torch import nn
 
 import tiebeam
+from tiebeam.errors import InputError
+from tiebeam.zoo.torch.minigpt import MiniGPT
 
 SOUND = {
     "CountsItsCalls",
@@ -213,3 +215,13 @@ def test_params_are_for_models_that_hold_none() -> None:
 def test_the_class_of_a_model_is_told_from_a_model() -> None:
     with pytest.raises(tiebeam.BackendError, match=r"(?s)^Base is a class\n.*Hint: pass Base\(\.\.\.\)"):
         tiebeam.inspect(Base, ids())
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0)], ids=str)
+def test_inputs_without_a_token_are_refused_for_nothing_would_be_measured(shape):
+    model = MiniGPT.from_scheme("C", vocab=50, width=16)
+    before = snapshot(model)["values"]
+    for look in (tiebeam.inspect, tiebeam.initialize):
+        with pytest.raises(InputError, match="inputs without a token"):
+            look(model, torch.zeros(shape, dtype=torch.long))
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tiebeam.api.refusals import refused_inputs
+from tiebeam.api.refusals import check_filled, refused_inputs
 from tiebeam.backends import resolve
 from tiebeam.backends.protocol import Described, Glancing, Model, RefusedError
 from tiebeam.checkpoints import example_inputs
@@ -50,7 +50,7 @@ def look(model: Any, inputs: Any = None, *, params: Any = None, logits: bool = F
 
     Raises:
         BackendError: No framework's model.
-        InputError: The model refused the inputs, or none could be made.
+        InputError: The model refused the inputs, they are empty, or none could be made.
         TraceError: The pass cannot be followed without values.
     """
     backend = resolve(model, params)
@@ -58,7 +58,10 @@ def look(model: Any, inputs: Any = None, *, params: Any = None, logits: bool = F
         inputs = _example(backend)
     args, kwargs = backend.arguments(inputs)
     with no_collection():
-        return _read(backend, args, kwargs, declared_by(model), logits=logits)
+        seen = _read(backend, args, kwargs, declared_by(model), logits=logits)
+    if any(table.vocab for table in seen.tables):  # of a table without rows there is no token to give
+        check_filled("inputs", args, kwargs)
+    return seen
 
 
 def _read(

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiebeam.api.refusals import refused_inputs
+from tiebeam.api.refusals import check_filled, refused_inputs
 from tiebeam.backends import resolve
-from tiebeam.backends.protocol import Differentiable, Model, Movable, RefusedError
+from tiebeam.backends.protocol import Differentiable, Model, Movable, Quantisable, RefusedError
 from tiebeam.core.measuring.gradient_check import GradientCheck, check
 from tiebeam.core.measuring.measurement import Measurement, assemble
 from tiebeam.core.measuring.passes import OwnLoss, Request
@@ -135,20 +135,29 @@ def check_gradients(
     return check(table, rows=rows, seed=seed, tolerance=tolerance, notes=notes)
 
 
+_ASKED: dict[type, tuple[str, str]] = {
+    Differentiable: ("measure", "a model of PyTorch, JAX or Keras"),
+    Movable: ("check_gradients", "a model of PyTorch, JAX or Keras"),
+    Quantisable: ("sensitivity", "a model of PyTorch or JAX, or of Keras on one of them"),
+}
+"""What a model must be able to do, what asks it, and whose can."""
+
+
 def prepared(
     able: type, model: Any, batch: Any, params: Any, loss: Loss | None, **asked: Any
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any], Request]:
     """The backend, the model's arguments, and what is asked of the pass."""
     backend = resolve(model, params)
+    called, expected = _ASKED[able]
     if not isinstance(backend, able):
         raise BackendError(
-            f"models of {backend.framework} cannot be measured yet",
+            f"{called} does not know models of {backend.framework} yet",
             got=backend.name,
-            expected="a model of PyTorch, JAX or Keras",
+            expected=expected,
         )
     given, labels, mask = _targets_apart(backend, batch)
     args, kwargs = backend.arguments(given)
-    _check_filled([*args, *kwargs.values()])
+    check_filled("a batch", args, kwargs)
     check_callable("loss", loss, "a function of what the model returns and the batch")
     own = None if loss is None else OwnLoss(loss, batch)
     return backend, args, kwargs, Request(own, labels, mask, **asked)
@@ -188,12 +197,6 @@ def _array(value: Any) -> npt.NDArray[Any] | None:
         return None
     held = value.detach().cpu() if hasattr(value, "detach") else value
     return np.asarray(held)
-
-
-def _check_filled(values: list[Any]) -> None:
-    sizes = [tuple(v.shape) for v in values if hasattr(v, "shape")]
-    if sizes and all(0 in s for s in sizes):
-        raise InputError("the batch is empty", got=", ".join(map(str, sizes)), expected="at least one token")
 
 
 def check_callable(name: str, given: Any, expected: str) -> None:

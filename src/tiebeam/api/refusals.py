@@ -23,6 +23,17 @@ class UnloadedError(InputError):
         super().__init__(f"{finding.where!r}: {finding.message}", hint=finding.hint)
 
 
+def check_filled(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments without a token: nothing that a pass over them shows is of the model.
+
+    Raises:
+        InputError: All that have a shape are empty.
+    """
+    sizes = [tuple(v.shape) for v in (*args, *kwargs.values()) if hasattr(v, "shape")]
+    if sizes and all(0 in s for s in sizes):
+        raise InputError(f"{what} without a token", got=", ".join(map(str, sizes)), expected="at least one token")
+
+
 def refused_inputs(
     backend: Model,
     args: tuple[Any, ...],

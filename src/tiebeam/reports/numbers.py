@@ -1,6 +1,7 @@
 """How a number is written, the same in every report: four significant digits, never "-0"."""
 
 import math
+from collections.abc import Iterable
 from decimal import Decimal
 
 _DIGITS = 4
@@ -42,6 +43,16 @@ def known(value: float | None) -> str:
         ('unknown', '0.5')
     """
     return "unknown" if value is None else number(value)
+
+
+def ids(values: Iterable[int]) -> str:
+    """Write ids, which are no numbers of things.
+
+    Example:
+        >>> ids((0, 1234))
+        'id 0, id 1234'
+    """
+    return ", ".join(f"id {value}" for value in values)
 
 
 def count(value: int) -> str:

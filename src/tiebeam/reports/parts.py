@@ -4,7 +4,7 @@ from tiebeam.core.checkpoint import CheckpointReport
 from tiebeam.core.facts import Table
 from tiebeam.core.report import Report, TableInit
 from tiebeam.reports.checkpoints import checkpoint_parts
-from tiebeam.reports.numbers import count, known, number
+from tiebeam.reports.numbers import ids, known, number
 from tiebeam.reports.pieces import InitPart, Parts, Row, Tone
 from tiebeam.reports.strings import joined, name, spans, visible
 from tiebeam.reports.tables import table_part
@@ -91,5 +91,5 @@ def _init(init: TableInit) -> InitPart:
     ]
     rows += [Row("logit std", (logits,))] if read_out else []  # a lookup alone makes no logits
     rows += [Row("zeroed biases", joined(init.biases))] if init.biases else []
-    rows += [Row("zero rows", (", ".join(map(count, init.zero_rows)),))] if init.zero_rows else []
+    rows += [Row("zero rows", (ids(init.zero_rows),))] if init.zero_rows else []
     return InitPart(name(init.name), tuple(rows))

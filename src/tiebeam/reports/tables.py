@@ -1,7 +1,7 @@
 """What a report says of one table: its rows and its flow, in words."""
 
 from tiebeam.core.facts import Lookup, Readout, Table
-from tiebeam.reports.numbers import count, known, number
+from tiebeam.reports.numbers import count, ids, known, number
 from tiebeam.reports.pieces import Row, Step, TablePart
 from tiebeam.reports.reasons import Reasons
 from tiebeam.reports.strings import Spans, joined, name, spans, visible
@@ -52,7 +52,7 @@ def _identity(table: Table, reasons: Reasons) -> list[Row]:
     if table.constant:
         rows.append(Row("constant", ("yes: every entry is the same number",)))
     if table.padding_rows:
-        rows.append(Row("zero rows", (", ".join(map(count, table.padding_rows)),)))
+        rows.append(Row("zero rows", (ids(table.padding_rows),)))
     return rows
 
 

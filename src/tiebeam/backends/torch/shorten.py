@@ -22,9 +22,9 @@ def shorter_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[
     values alone.
     """
     tensors = list(tensors_of((args, dict(kwargs))))
-    lengths = {int(t.shape[-1]) for t in tensors if not t.is_floating_point() and t.ndim}
+    lengths = {int(t.shape[-1]) for t in tensors if not t.is_floating_point() and t.ndim} - {0}
     if not lengths:
-        lengths = {int(t.shape[1]) for t in tensors if t.ndim > 1}
+        lengths = {int(t.shape[1]) for t in tensors if t.ndim > 1} - {0}
     if not lengths:
         return []
     first = next(t for t in tensors if t.ndim and lengths.intersection(t.shape))

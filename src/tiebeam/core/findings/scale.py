@@ -57,6 +57,16 @@ def scale_findings(c: Context) -> Iterator[Finding]:
             )
 
 
+def _first_loss(t: Table) -> str:
+    p = t.predicted
+    if p.initial_loss is not None:
+        return f", so the first loss is about {p.initial_loss:.4g} where ln V is {p.log_vocab:.1f}"
+    if p.initial_loss_range is not None:
+        low, high = p.initial_loss_range
+        return f", so the first loss is between {low:.4g} and {high:.4g} where ln V is {p.log_vocab:.1f}"
+    return ""
+
+
 def _logits(c: Context, t: Table) -> Iterator[Finding]:
     s = t.predicted.logit_std
     if s is None or not t.readouts or t.fresh is False:
@@ -73,10 +83,7 @@ def _logits(c: Context, t: Table) -> Iterator[Finding]:
     if t.fresh is None:
         return
     if s > LOGITS_WARNING:
-        loss = t.predicted.initial_loss or (t.predicted.initial_loss_range or (None, None))[1]
-        first = (
-            "" if loss is None else f", so the first loss is about {loss:.4g} where ln V is {t.predicted.log_vocab:.1f}"
-        )
+        first = _first_loss(t)
         found = Finding(
             "init-scale", "error" if s > LOGITS_ERROR else "warning", t.name,
             f"std {t.std:.4g} gives logits of std {s:.3g}{first}; the readout wants {t.target_std:.4g}",

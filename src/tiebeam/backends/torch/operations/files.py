@@ -129,7 +129,11 @@ class Stored:
                 opened = self._open.enter_context(safe_open(file, "pt"))
             except (OSError, SafetensorError) as error:
                 self._open.close()
-                raise InputError(f"{file} cannot be read: {error}", expected="a safetensors file") from error
+                raise InputError(
+                    f"{file} cannot be read: {error}",
+                    expected="a safetensors file",
+                    hint="what torch.save wrote: torch.load(path, weights_only=True), then model.load_state_dict(...)",
+                ) from error
             self.metadata.update(opened.metadata() or {})
             for name in opened.keys():  # noqa: SIM118 - it is no mapping
                 self._homes[name] = opened

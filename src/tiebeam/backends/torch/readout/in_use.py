@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from tiebeam.backends.torch.optimizers.groups import check_report
 from tiebeam.backends.torch.readout.deferred import Deferred, Recipe
 from tiebeam.backends.torch.readout.nodes import Origin, Tally
 from tiebeam.backends.torch.session import unwrapped
@@ -154,6 +155,7 @@ def use_readout_loss(model: nn.Module, report: Report) -> ReadoutLossInUse:
         >>> in_use.tally
         Tally(losses=1, logits=0, why=())
     """
+    check_report(report)
     inner = unwrapped(model)
     modules, tensors = dict(inner.named_modules()), dict(inner.named_parameters(remove_duplicate=False))
     found: dict[nn.Linear, float | None] = {}
