@@ -48,7 +48,7 @@ def test_a_loss_that_is_not_finite_is_refused_with_what_else_is_not() -> None:
 @pytest.mark.parametrize(
     ("given", "word"),
     [
-        (torch.zeros(0, 4).long(), "a batch without a token"),
+        (torch.zeros(0, 4).long(), "the batch is empty"),
         (torch.zeros(2, 1).long(), "none of which counts"),
         ((batch(), torch.full((2, 6), -100)), "none of which counts"),
         ((batch(), torch.zeros(2, 3).long()), "do not fit"),

@@ -222,6 +222,6 @@ def test_inputs_without_a_token_are_refused_for_nothing_would_be_measured(shape)
     model = MiniGPT.from_scheme("C", vocab=50, width=16)
     before = snapshot(model)["values"]
     for look in (tiebeam.inspect, tiebeam.initialize):
-        with pytest.raises(InputError, match="inputs without a token"):
+        with pytest.raises(InputError, match="the inputs are empty"):
             look(model, torch.zeros(shape, dtype=torch.long))
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())

@@ -188,11 +188,3 @@ def test_a_module_may_hold_the_model_that_it_is_part_of() -> None:
     report = tiebeam.inspect(model, IDS)
     assert report.tables[0].state == "tied"
     assert not any("whole" in name for name in report.tables[0].names)
-
-
-def test_a_batch_without_elements_has_no_size_rather_than_a_bad_one() -> None:
-    report = tiebeam.inspect(Tied(), torch.zeros(0, 4, dtype=torch.long))
-    assert (report.tables[0].state, report.tables[0].hidden_rms) == ("tied", None)
-    assert not [f for f in report.findings if f.severity == "error"]
-    (done,) = tiebeam.initialize(Tied(), torch.zeros(0, 4, dtype=torch.long)).init
-    assert not done.settled

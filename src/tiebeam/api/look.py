@@ -60,7 +60,7 @@ def look(model: Any, inputs: Any = None, *, params: Any = None, logits: bool = F
     with no_collection():
         seen = _read(backend, args, kwargs, declared_by(model), logits=logits)
     if any(table.vocab for table in seen.tables):  # of a table without rows there is no token to give
-        check_filled("inputs", args, kwargs)
+        check_filled("the inputs are", args, kwargs)
     return seen
 
 

@@ -157,7 +157,7 @@ def prepared(
         )
     given, labels, mask = _targets_apart(backend, batch)
     args, kwargs = backend.arguments(given)
-    check_filled("a batch", args, kwargs)
+    check_filled("the batch is", args, kwargs)
     check_callable("loss", loss, "a function of what the model returns and the batch")
     own = None if loss is None else OwnLoss(loss, batch)
     return backend, args, kwargs, Request(own, labels, mask, **asked)

@@ -31,7 +31,7 @@ def check_filled(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     """
     sizes = [tuple(v.shape) for v in (*args, *kwargs.values()) if hasattr(v, "shape")]
     if sizes and all(0 in s for s in sizes):
-        raise InputError(f"{what} without a token", got=", ".join(map(str, sizes)), expected="at least one token")
+        raise InputError(f"{what} empty", got=", ".join(map(str, sizes)), expected="at least one token")
 
 
 def refused_inputs(
