@@ -79,6 +79,15 @@ def test_a_batch_of_nothing_is_refused() -> None:
         tiebeam.inspect(case.model, np.zeros((0, 3), "int32"))
 
 
+def test_few_bits_are_tried_on_pytorch_and_jax_and_refused_by_name_on_tensorflow() -> None:
+    case = CASES["functional_reversible"]()
+    if keras.backend.backend() == "tensorflow":
+        with pytest.raises(tiebeam.BackendError, match=r"sensitivity does not know(.|\n)*or of Keras on one of them"):
+            tiebeam.sensitivity(case.model, case.inputs)
+    else:
+        assert tiebeam.sensitivity(case.model, case.inputs).effects
+
+
 def test_params_beside_a_model_that_holds_its_own() -> None:
     case = CASES["functional_reversible"]()
     with pytest.raises(tiebeam.InputError, match="holds its own"):

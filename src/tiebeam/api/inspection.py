@@ -38,7 +38,7 @@ def inspect(model: Any, inputs: Any = None, *, params: Any = None) -> Report:
 
     Raises:
         BackendError: `model` is no model of a framework that tiebeam knows.
-        InputError: The model refuses the inputs (its own error is chained), or none could be made.
+        InputError: The model refuses the inputs (its own error is chained), they are empty, or none could be made.
         ShapeError: A shared table does not fit one of its modules.
         TraceError: On meta tensors, an operation needs activations to go on; a JAX function asks for the value of
             an array.

@@ -151,7 +151,7 @@ def prepared(
     called, expected = _ASKED[able]
     if not isinstance(backend, able):
         raise BackendError(
-            f"{called} does not know models of {backend.framework} yet",
+            f"{called} does not know this kind of model of {backend.framework} yet",
             got=backend.name,
             expected=expected,
         )

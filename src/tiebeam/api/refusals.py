@@ -26,6 +26,9 @@ class UnloadedError(InputError):
 def check_filled(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Refuse arguments without a token: nothing that a pass over them shows is of the model.
 
+    Args:
+        what: What is refused, with its verb: "the batch is".
+
     Raises:
         InputError: All that have a shape are empty.
     """

@@ -138,8 +138,8 @@ def use_readout_loss(model: nn.Module, report: Report) -> ReadoutLossInUse:
         A context manager; or keep it, look at `.tally`, and call `.remove()`.
 
     Raises:
-        InputError: The report is of another model, or holds no readout by a linear layer: an adapter adds to its
-            logits, its table is not the layer's own (weight normalisation), or a wrapper brings its parameters only
+        InputError: The report is none, or of another model, or holds no readout by a linear layer: an adapter adds to
+            its logits, its table is not the layer's own (weight normalisation), or a wrapper brings its parameters only
             for its own pass. Nothing was changed then.
 
     Assumes: whatever compiles the model sees it as it was; logits are then computed.
