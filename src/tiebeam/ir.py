@@ -55,8 +55,7 @@ class Origin(Enum):
     RANDOM = auto()  # ... and drew at random: a dropout mask, a noise
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(NamedTuple):  # a dataclass that is frozen costs four times as much to make
     """A parameter or buffer, as the model named it at the moment of use.
 
     Attributes:
@@ -83,7 +82,7 @@ class Leaf:
         return self.names[0] if self.names else "<unnamed tensor>"
 
 
-class Value(NamedTuple):  # a dataclass that is frozen costs four times as much to make
+class Value(NamedTuple):
     """One tensor at one moment.
 
     Attributes:

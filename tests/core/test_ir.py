@@ -99,7 +99,7 @@ def test_a_leaf_is_called_by_its_owner():
     g = Build()
     leaf = g.values[g.leaf("embed.weight", (V, D), aliases=("head.weight",))].leaf
     assert leaf.name == "embed.weight"
-    assert replace(leaf, names=()).name == "<unnamed tensor>"
+    assert leaf._replace(names=()).name == "<unnamed tensor>"
 
 
 def test_the_builder_itself_refuses_shapes_that_do_not_broadcast():

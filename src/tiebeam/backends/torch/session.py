@@ -13,10 +13,6 @@ from torch import nn
 from tiebeam.blocks.readout_loss.torch.plain import logits_in_sight
 
 
-def _drop(_: torch.Tensor) -> None:
-    return None
-
-
 class NothingKeptError(RuntimeError):
     """The model asked for gradients within its forward, and nothing was kept for a backward pass."""
 
@@ -55,7 +51,9 @@ def neutral(
         frozen = any(p.is_inference() for p in parameters)  # made in inference mode: no gradient can be asked for
         stack.enter_context(torch.set_grad_enabled(not frozen if grad else callers))
         if drop:
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_drop, _refuse))
+            stack.enter_context(
+                torch.autograd.graph.saved_tensors_hooks(id, _refuse)
+            )  # `id` keeps nothing, and is quick
         if _compiled(modules):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(logits_in_sight())

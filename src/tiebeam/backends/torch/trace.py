@@ -195,6 +195,7 @@ def _finish(
     returned: list[torch.Tensor],
 ) -> Trace:
     """Lower what was recorded."""
+    recorder.settle()
     seen = len(ledger.drafts)
     outputs = tuple(ledger.value(t) for t in returned)
     unseen = any(v >= seen and ledger.drafts[v].origin is Origin.CONSTANT for v in outputs)

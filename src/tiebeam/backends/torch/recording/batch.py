@@ -1,53 +1,40 @@
 """Recording in batches: where an operation read and wrote is taken down at once, what lay there is settled later.
 
-Between two kernels the recorder's own code and objects are cold; settled together they cost less. A place,
-that is a storage and how a tensor lies in it, stands for one value until something is written: an operation that
-writes, or that hands a number to Python, settles all before it. No tensor is held for it, but for those that
-`Measures` would hold. What would be another thing later is taken down at once: the module that runs, gradient flags,
-numbers, parameters, and what nobody knows yet.
+Between two kernels the recorder's own code and objects are cold, and cost several times what they cost in a row: most
+is settled when the pass is over. A place, that is a storage and how a tensor lies in it, stands for one value until
+something is written: an operation that writes, or that hands a number to Python, settles all before it. No tensor is
+held for it, but for those that `Measures` would hold. What would be another thing later is taken down at once: the
+module that runs, gradient flags, numbers, parameters, and what nobody knows yet.
 """
 
-from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import is_grad_enabled
+from torch import Tensor, is_grad_enabled
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import Parameter
 
 from tiebeam.backends.torch.recording.ledger import Geometry, Storage, geometry, number_of
-from tiebeam.backends.torch.recording.numbers import STREAM
-from tiebeam.backends.torch.recording.record import Record, Recorder, Ref, latest_node
-from tiebeam.backends.torch.recording.schema import Schema, schema_of
+from tiebeam.backends.torch.recording.numbers import Looked
+from tiebeam.backends.torch.recording.record import Record, Recorder, Ref, next_node
+from tiebeam.backends.torch.recording.schema import KNOWN, Schema, schema_of
 
-BATCH = 256  # operations that wait at most
+BATCH = 4096  # operations that wait at most
 
 _NUMBERS = frozenset((int, float, bool, type(None), torch.dtype, torch.device, torch.layout))  # most other arguments
+_LISTS = frozenset((list, tuple))
+_NOTHING: dict[str, Any] = {}
 
 Place = tuple[Storage, Geometry]
 
+#: What an operation made: where it lies, and the facts of what has one element.
+Made = list[tuple[Storage, Geometry, dict[str, Any]]]
 
-@dataclass(slots=True)
-class Waiting:
-    """An operation that ran and is not settled.
-
-    Attributes:
-        read: Its tensor arguments; the value of each is a `Place` until it is settled.
-        made: What it made: where it lies, and the facts of what has one element; None where that is no plain tensor.
-        seen: Its arguments and result, where numbers are to be taken from them.
-        stream: Its result, where that is of the residual stream.
-    """
-
-    schema: Schema
-    refs: tuple[Any, ...]
-    named: dict[str, Any]
-    read: list[Ref]
-    where: str
-    recorded: bool
-    sequence: int
-    ordinal: int
-    made: list[tuple[Storage, Geometry, dict[str, Any]]] | None
-    seen: tuple[Any, Any] | None = None
-    stream: torch.Tensor | None = None
+#: An operation that ran and is not settled: its schema, arguments, keyword arguments, the tensors among them (the
+#: value of each is a `Place` until it is settled), the module, whether gradients were recorded, autograd's next node,
+#: the ordinal, what was made (None where that is no plain tensor), numbers that were taken. A tuple: thousands are
+#: made while the model runs.
+Waiting = tuple[Schema, list[Any], dict[str, Any], list[Ref], str, bool, int, int, Made | None, Looked | None]
 
 
 class BatchRecorder(Recorder):
@@ -56,137 +43,149 @@ class BatchRecorder(Recorder):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._waiting: list[Waiting] = []
-        self._made: set[int] = set()  # keys of the storages of what waits
-        self._stream: deque[Waiting] = deque()
+        self._residents = self.ledger.names.residents
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        schema = schema_of(func)
+        known = KNOWN.get(id(func))
+        schema = schema_of(func) if known is None else known[1]
         if not schema.reads_alone:
             self.settle()
             return super().__torch_dispatch__(func, types, args, kwargs)
         read: list[Ref] = []
         try:
             refs = self._taken(args, read)
-            named = {k: self._taken((v,), read)[0] for k, v in kwargs.items()} if kwargs else {}
+            named = dict(zip(kwargs, self._taken(kwargs.values(), read), strict=True)) if kwargs else _NOTHING
         except (NotImplementedError, RuntimeError, ValueError):  # a tensor without a storage
             self.settle()
             return super().__torch_dispatch__(func, types, args, kwargs)
-        where, recorded, sequence, ordinal = self.modules[-1], is_grad_enabled(), latest_node(), self.ran
-        self.ran += schema.name != "detach"  # how often a tensor is detached depends on who looks on
+        where, recorded, node, ordinal = self.modules[-1], is_grad_enabled(), next_node(), self.ran
+        if schema.name != "detach":  # how often a tensor is detached depends on who looks on
+            self.ran = ordinal + 1
         out = func(*args, **kwargs) if kwargs else func(*args)
         if schema.name == "clone":
             self.resolve(args[0], out)
+        before = len(self.ledger.storages)
         made = self._lay(out)
-        waiting = Waiting(schema, refs, named, read, where, recorded, sequence, ordinal, made)
-        self._waiting.append(waiting)
-        if made is None or self.measures.concerns(schema, args, out):
-            waiting.seen = args, out
+        measures, looked = self.measures, None
+        if made is None or measures.logits or schema.telling:
+            if made is None or measures.concerns(schema):
+                self._waiting.append((schema, refs, named, read, where, recorded, node, ordinal, made, None))
+                self.settle(args, out)
+                return out
+            looked = measures.look(args, out)
+        w = (schema, refs, named, read, where, recorded, node, ordinal, made, looked)
+        self._waiting.append(w)
+        first = measures.of_stream(out)
+        # What is no step of the stream takes no step's place; new memory is one.
+        if first is not None and (made[0][0].key >= before or not _alias(read, made)):
+            measures.flow(w, first)
+        if len(self._waiting) >= BATCH:
             self.settle()
-        else:
-            self._hold(waiting, out)
-            if len(self._waiting) >= BATCH:
-                self.settle()
         return out
 
-    def __exit__(self, kind: Any, error: Any, trail: Any) -> None:
-        super().__exit__(kind, error, trail)  # type: ignore[no-untyped-call]
-        if kind is None:
-            self.settle()
-
-    def _taken(self, args: Any, read: list[Ref]) -> tuple[Any, ...]:
+    def _taken(self, args: Any, read: list[Ref]) -> list[Any]:
         """Arguments with a `Ref` for each tensor, whose value is found now where it may be another thing later."""
         refs: list[Any] = []
-        storages, objects, made = self.ledger.storages, self.ledger.objects, self._made
+        storages, objects, resolved = self.ledger.storages, self.ledger.objects, self.resolved
         for a in args:
             kind = type(a)
             if kind in _NUMBERS:
                 refs.append(a)
-            elif isinstance(a, torch.Tensor):
+            elif isinstance(a, Tensor):
+                storage = storages.get(a.untyped_storage()._cdata)
+                attached = a.requires_grad
                 value: Any = None
-                if kind is torch.Tensor:
-                    # The memory of a value: nobody has to be asked what lies there.
-                    storage = storages.get(a.untyped_storage()._cdata)
-                    if storage is not None and (storage.key in made or storage.values) and id(a) not in objects:
-                        value = storage, geometry(a)
-                attached = a.requires_grad or (bool(self.resolved) and self.written_out(a))
+                if storage is not None and id(a) not in objects:
+                    if kind is Tensor:
+                        if storage.known or storage.values:  # nobody has to be asked what lies there
+                            value = storage, geometry(a)
+                    elif kind is Parameter and id(a) in self._residents:
+                        value = storage, geometry(a), a, attached
+                        storage.known = True
+                if resolved and not attached:
+                    attached = self.written_out(a)
                 ref = Ref(self._value(a) if value is None else value, attached if self.autograd else None)
                 read.append(ref)
                 refs.append(ref)
-            elif isinstance(a, (list, tuple)):
-                refs.append(self._taken(a, read))
+            elif kind in _LISTS:
+                refs.append(tuple(a if a and type(a[0]) is int else self._taken(a, read)))
             else:
                 refs.append(a)
-        return tuple(refs)
+        return refs
 
-    def _value(self, t: torch.Tensor) -> int:
+    def _value(self, t: Tensor) -> int:
         """The value of a tensor now; what made its memory comes first."""
         storage = self.ledger.storage(t)
-        if storage is not None and storage.key in self._made:
+        if storage is not None and storage.known and not storage.values:
             self.settle()
         return self.ledger.value(t)
 
-    def _lay(self, out: Any) -> list[tuple[Storage, Geometry, dict[str, Any]]] | None:
+    def _lay(self, out: Any) -> Made | None:
         """Where each tensor lies that an operation made, and its number; None where it is no plain tensor."""
-        made: list[tuple[Storage, Geometry, dict[str, Any]]] = []
-        for t in (out,) if isinstance(out, torch.Tensor) else out if type(out) in (list, tuple) else (None,):
-            if type(t) is torch.Tensor and t.layout is torch.strided:
-                storage = self.ledger.storage_at(t, t.untyped_storage()._cdata)
-                self._made.add(storage.key)
-                made.append((storage, geometry(t), number_of(t) if t.numel() == 1 else {}))
+        made: Made = []
+        storages = self.ledger.storages
+        for t in out if type(out) in _LISTS else (out,):
+            if type(t) is Tensor and t.layout is torch.strided:
+                raw = t.untyped_storage()
+                here = raw._cdata
+                storage = storages.get(here)
+                if storage is None:
+                    storage = storages[here] = Storage(len(storages), StorageWeakRef(raw))
+                storage.known = True
+                facts = number_of(t) if t.numel() == 1 else _NOTHING
+                made.append((storage, geometry(t), facts))
             elif type(t) is not int:
                 return None
         return made
 
-    def _hold(self, waiting: Waiting, out: Any) -> None:
-        """Keep a result of the residual stream; of those that wait only as many as `Measures` holds."""
-        first = self.measures.of_stream(out)
-        if first is None or _alias(waiting):  # what is no step of the stream takes no step's place
-            return
-        waiting.stream = first
-        self._stream.append(waiting)
-        if len(self._stream) > STREAM:
-            self._stream.popleft().stream = None
+    def settle(self, args: Any = None, out: Any = None) -> None:
+        """Find the values of all that waits, in the order in which it ran.
 
-    def settle(self) -> None:
-        """Find the values of all that waits, in the order in which it ran."""
+        Args:
+            args, out: Arguments and result of the last, where numbers are to be taken from them.
+        """
         waiting, self._waiting = self._waiting, []
-        self._made.clear()
-        self._stream.clear()
+        if not waiting:
+            return
+        ledger, measures = self.ledger, self.measures
+        firsts: dict[int, int] = {}
+        last = None if args is None else waiting[-1]
         for w in waiting:
-            self._settle(w)
+            schema, refs, named, refs_read, where, recorded, node, ordinal, made, looked = w
+            read = []
+            for ref in refs_read:
+                value = ref.value
+                if type(value) is not int:
+                    value = ledger.value_at(*value) if len(value) == 2 else ledger.own(*value)
+                    ref.value = value
+                read.append(value)
+            if ledger.implied:
+                self.write_down_implied()
+            outputs = self._outputs(schema, read, out, ()) if made is None else self._settled(schema, read, made)
+            if not outputs:
+                continue
+            firsts[id(w)] = outputs[0]
+            record = Record(schema, tuple(refs), named, outputs, where, recorded, node - 1, ordinal)
+            if w is last:
+                with torch.no_grad():
+                    self.write_down(record, args, out)
+            else:
+                self.records.append(record)
+                if looked is not None:
+                    measures.keep(len(self.records) - 1, refs, looked, firsts)
+        measures.settled(firsts)
 
-    def _settle(self, w: Waiting) -> None:
-        ledger = self.ledger
-        for ref in w.read:
-            if type(ref.value) is not int:
-                ref.value = ledger.value_at(*ref.value)
-        read = [ref.value for ref in w.read]
-        self.write_down_implied()
-        if w.made is None:
-            outputs = self._outputs(w.schema, read, w.seen[1] if w.seen else None, ())
-        elif all(storage.fresh(g) in read for storage, g, _ in w.made):
-            return  # a pure alias: detach, alias, lift_fresh, expand to the same shape
-        else:
-            origin, varying = self._came_from(w.schema, read)
-            outputs = tuple(
-                [ledger.fresh(storage, g, origin, varying, {} if varying else facts) for storage, g, facts in w.made]
-            )
-        if not outputs:
-            return
-        record = Record(w.schema, w.refs, w.named, outputs, w.where, w.recorded, w.sequence, w.ordinal)
-        if w.seen is not None:
-            with torch.no_grad():
-                self.write_down(record, *w.seen)
-            return
-        self.records.append(record)
-        if w.stream is not None:
-            self.measures.flow(outputs[0], w.stream)
+    def _settled(self, schema: Schema, read: list[int], made: Made) -> tuple[int, ...]:
+        """Values of what an operation made; none for a pure alias: detach, lift_fresh, expand to the same shape."""
+        if all(storage.fresh(g) in read for storage, g, _ in made):
+            return ()
+        origin, varying = self._came_from(schema, read)
+        fresh = self.ledger.fresh
+        return tuple([fresh(storage, g, origin, varying, _NOTHING if varying else facts) for storage, g, facts in made])
 
 
-def _alias(w: Waiting) -> bool:
+def _alias(read: list[Ref], made: Made) -> bool:
     """Whether what an operation made lies where something lay that it read."""
-    read = [ref.value for ref in w.read]
-    places = [v for v in read if type(v) is not int]
-    return all(
-        storage.fresh(g) in read or any(storage is s and g == p for s, p in places) for storage, g, _ in w.made or ()
-    )
+    values = [ref.value for ref in read]
+    places = [v[:2] for v in values if type(v) is not int]
+    return all((storage, g) in places or storage.fresh(g) in values for storage, g, _ in made)

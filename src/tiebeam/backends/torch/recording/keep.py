@@ -38,7 +38,7 @@ class Keeper:
         self._modes = [(m, m.training) for m in modules if not isinstance(m, torch.jit.ScriptModule)]
         self.swapped = any("_hf_hook" in vars(m) or hasattr(type(m), "_get_fsdp_state") for m in modules)
         # Whole and shard turn into each other out of sight: each is looked at in turn.
-        self.steady = not self.swapped and not any(map(sharded, names.held.values()))
+        self.steady = not self.swapped and not any(sharded(t) for t in names.held.values() if type(t) not in _PLAIN)
         self._parts: list[tuple[dict[str, Any], dict[str, Any]]] = [
             (table, dict(table)) for m, _ in self._modes for table in (m._parameters, m._buffers, m._modules, vars(m))
         ]
@@ -68,7 +68,8 @@ class Keeper:
     def restore(self) -> None:
         """Put elements, parameters, buffers and modes back."""
         for module, training in self._modes:
-            module.training = training
+            if module.training is not training:  # to set it costs ten times as much as to look
+                module.training = training
         self._restore_gradients()
         if not self.swapped:
             self._restore_parts()
@@ -96,7 +97,7 @@ class Keeper:
                     table.clear()
                     table.update(entries)
         for hooks, before in self._hooks:
-            if hooks.keys() != before.keys():
+            if (hooks or before) and hooks.keys() != before.keys():
                 _put_back(hooks, before)
         for t, data in self._data:
             if t.layout != torch.strided or _lies(t) != _lies(data):
@@ -105,7 +106,7 @@ class Keeper:
 
 def _other(now: dict[str, Any], before: dict[str, Any]) -> bool:
     """Whether a registry holds other entries than before."""
-    return list(now) != list(before) or any(map(is_not, now.values(), before.values()))
+    return len(now) != len(before) or any(map(is_not, now, before)) or any(map(is_not, now.values(), before.values()))
 
 
 def _put_back(hooks: dict[int, Any], before: dict[int, Any]) -> None:

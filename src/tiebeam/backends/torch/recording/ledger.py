@@ -32,7 +32,10 @@ def span(g: Geometry) -> tuple[int, int]:
     offset, shape, stride, _ = g
     if 0 in shape:
         return offset, offset
-    return offset, offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+    last = offset
+    for n, s in zip(shape, stride, strict=True):
+        last += (n - 1) * s
+    return offset, last + 1
 
 
 def uniform_number(t: torch.Tensor) -> float | None:
@@ -71,19 +74,21 @@ class Draft:
     varying: bool = False  # an input or a random number reached it
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Storage:
     """One storage: the value of each of its views, and every write to it in order.
 
     Attributes:
         values: By geometry the value, and how many writes it has seen.
         log: What was written: geometry and value.
+        known: It holds values, or will once what made them is settled.
     """
 
     key: int
     ref: Any
     values: dict[Geometry, tuple[int, int]] = field(default_factory=dict)
     log: list[tuple[Geometry, int]] = field(default_factory=list)
+    known: bool = False
 
     def fresh(self, g: Geometry) -> int | None:
         """The value of a view that no later write can have touched, or None."""
@@ -140,20 +145,20 @@ class Ledger:
         held = self.objects.get(id(t))
         if held is not None and held[1] is storage and held[2] == len(storage.log):
             return held[0]
+        if held is None and isinstance(t, torch.nn.Parameter):
+            names = self.names.of(t) or self.names.look_again(t)
+            if names or not storage.values:
+                return self._leaf(t, storage, names, geometry(t), t.requires_grad)
         g = geometry(t)
         known = storage.fresh(g)
         if known is not None and type(t) is torch.Tensor and self.drafts[known].leaf is None:
             return known  # an activation: by far the most common
-        if held is None and isinstance(t, torch.nn.Parameter):
-            names = self.names.of(t) or self.names.look_again(t)
-            if names or not storage.values:
-                return self._leaf(t, storage, names)
         if storage.values:
             return self.value_at(storage, g)
         names = self.names.of(t)
         if not names and t.ndim >= 2 and not isinstance(t, torch.nn.Parameter):
             names = self.names.look_again(t)
-        return self._leaf(t, storage, names)
+        return self._leaf(t, storage, names, g, t.requires_grad)
 
     def value_at(self, storage: Storage, g: Geometry) -> int:
         """Id of the value that lies there now, in memory that holds some."""
@@ -161,6 +166,13 @@ class Ledger:
         if known is not None:
             return known
         return self._renewed(storage, g) if g in storage.values else self._derived(storage, g)
+
+    def own(self, storage: Storage, g: Geometry, t: torch.nn.Parameter, trainable: bool) -> int:
+        """Id of the value of one of the model's own parameters that lay there when it was used."""
+        held = self.objects.get(id(t))
+        if held is not None and held[1] is storage and held[2] == len(storage.log):
+            return held[0]
+        return self._leaf(t, storage, self.names.of(t), g, trainable)
 
     def place(self, t: torch.Tensor) -> tuple[Storage | None, Geometry]:
         """Where a tensor lies."""
@@ -181,7 +193,8 @@ class Ledger:
         storage, g = place
         value = len(self.drafts)
         self.drafts.append(Draft(g, origin, varying=varying, **facts))
-        self._sharded(t, value)
+        if type(t) not in _PLAIN:
+            self._sharded(t, value)
         if storage is None:
             self.loose[id(t)] = (value, t)
             return value
@@ -197,8 +210,7 @@ class Ledger:
         storage.values[g] = (value, len(storage.log))
         return value
 
-    def _leaf(self, t: torch.Tensor, storage: Storage, names: tuple[str, ...]) -> int:
-        g = geometry(t)
+    def _leaf(self, t: torch.Tensor, storage: Storage, names: tuple[str, ...], g: Geometry, trainable: bool) -> int:
         is_parameter = isinstance(t, torch.nn.Parameter) or id(t) in self.names.parameters
         other_side = None if names or is_parameter else self._other_side(t, storage)
         if other_side is not None:
@@ -206,23 +218,27 @@ class Ledger:
         elif not names and not is_parameter:
             value = self.add(g, Origin.CONSTANT, **number_of(t))
         else:
-            leaf = next((self.leaves[n] for n in names if n in self.leaves), None)
+            leaf = None
+            for name in names:
+                leaf = leaf or self.leaves.get(name)
             if leaf is None:
                 fetched = id(t) not in self.names.residents
-                leaf = Leaf(names, len(self.drafts), storage.key, span(g), t.requires_grad, is_parameter, fetched)
-            self.leaves.update(dict.fromkeys(names, leaf))
+                leaf = Leaf(names, len(self.drafts), storage.key, span(g), trainable, is_parameter, fetched)
+            for name in names:
+                self.leaves[name] = leaf
             value = self.add(g, Origin.LEAF, leaf=leaf, **number_of(t))
         if names or is_parameter:
             self.names.held[id(t)] = t
             self.objects[id(t)] = (value, storage, len(storage.log))
             self.tensors[value] = t
-        self._sharded(t, value)
+        if type(t) not in _PLAIN:
+            self._sharded(t, value)
         storage.values.setdefault(g, (value, len(storage.log)))
         return value
 
     def _sharded(self, t: torch.Tensor, value: int) -> None:
         """Remember what this process holds of a sharded tensor: nobody records that it is taken out."""
-        if type(t) not in _PLAIN and sharded(t):
+        if sharded(t):
             held = self.storage(t._local_tensor)
             if held is not None:
                 self.shards[held.key] = value

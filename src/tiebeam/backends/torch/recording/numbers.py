@@ -7,21 +7,26 @@ few tensors of the residual stream with the rows that were looked up.
 
 import math
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from tiebeam.backends.torch.recording.ledger import Draft
-from tiebeam.backends.torch.recording.schema import Schema
+from tiebeam.backends.torch.recording.schema import GATHERS, PRODUCTS, Schema
 from tiebeam.backends.torch.recording.shadow import tensors_in
 from tiebeam.core.reading.reads import near
 
 STREAM = 12  # tensors of the residual stream held: a decomposed norm and a head's transform fit
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 ROWS = 512  # rows that a cosine is averaged over
-PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "linear", "matmul", "addbmm"))
-GATHERS = frozenset(("embedding", "index", "index_select", "_embedding_bag", "gather"))
-TELLING = PRODUCTS | GATHERS | {"scatter"}
+
+
+class Looked(NamedTuple):
+    """Numbers of a product that may read out: root mean squares by operand, cosines by the stream's keys."""
+
+    rms: list[tuple[int, float]]
+    cosines: list[tuple[Any, float]]
 
 
 class Measures:
@@ -38,19 +43,21 @@ class Measures:
         self.logit_std: dict[int, float] = {}
         self.logits = logits
         self._vocabs: set[int] = set()
+        self._wide: dict[torch.Size, bool] = {}  # shapes with an axis as long as a vocabulary, or as part of one
         self._storages: set[int] = set()
         self._tallest = 0
         self._numel = -1
-        self._stream: deque[tuple[int, torch.Tensor]] = deque(maxlen=STREAM)
+        self._stream: deque[tuple[Any, torch.Tensor]] = deque(maxlen=STREAM)
         self._rows: torch.Tensor | None = None
         self.repeats: float | None = None
         self._descends: set[int] = set()
+        self._looks = 0
         self.ids: dict[int, torch.Tensor] = {}  # integers that rows were looked up at
 
     def after(self, index: int, schema: Schema, args: Any, refs: Any, out: Any, outputs: tuple[int, ...]) -> None:
         """Called after every recorded operation."""
         name = schema.name
-        told = name in TELLING
+        told = schema.telling
         if not told and self._rows is None:
             return
         if not (told or self.logits) and type(out) is torch.Tensor and out.numel() != self._numel:
@@ -59,7 +66,7 @@ class Measures:
         if not isinstance(first, torch.Tensor) or not _real(first):
             return
         # A one-hot matrix in the making, of integers mostly.
-        self._vocabs.update(first.shape[-1:] if name == "scatter" else ())
+        self._add_vocab(first.shape[-1:] if name == "scatter" else ())
         if not first.is_floating_point():
             return
         if name in GATHERS:
@@ -75,12 +82,9 @@ class Measures:
         if self.logits:
             self._follow(refs, first, outputs[0])
 
-    def concerns(self, schema: Schema, args: Any, out: Any) -> bool:
-        """Whether `after` may have to look at an operation's tensors, the residual stream aside."""
-        name = schema.name
-        if self.logits or name in GATHERS or name == "scatter":
-            return True
-        return name in PRODUCTS and isinstance(out, torch.Tensor) and self._may_be_role(args, out)
+    def concerns(self, schema: Schema) -> bool:
+        """Whether `after` has to look at an operation's tensors at once: a lookup, or a product that may be one."""
+        return self.logits or schema.name not in PRODUCTS or (self._rows is None and bool(self._vocabs))
 
     def of_stream(self, out: Any) -> torch.Tensor | None:
         """The tensor of the residual stream that an operation made, if any; whether it is real is asked later."""
@@ -89,9 +93,14 @@ class Measures:
             return None
         return first if first.is_floating_point() else None
 
-    def flow(self, value: int, t: torch.Tensor) -> None:
-        """The residual stream goes on to `t`."""
-        self._stream.append((value, t))
+    def flow(self, key: Any, t: torch.Tensor) -> None:
+        """The residual stream goes on to `t`, whose value is `key` or follows (`settled`)."""
+        self._stream.append((key, t))
+
+    def settled(self, values: Mapping[int, int]) -> None:
+        """Values of what flowed before it had one, by the id of its key."""
+        known = [(key if type(key) is int else values.get(id(key)), t) for key, t in self._stream]
+        self._stream = deque([(key, t) for key, t in known if key is not None], maxlen=STREAM)
 
     def _gathered(self, schema: Schema, args: Any, refs: Any, out: torch.Tensor, value: int) -> None:
         table = args[0]
@@ -101,7 +110,7 @@ class Measures:
             return  # positions, not tokens
         self.ids.update((v, t) for v, t in zip(_values(refs[1:]), tensors_in(args[1:]), strict=True))
         vocab = table.shape[1] if table.shape[0] == out.shape[-1] != table.shape[1] else table.shape[0]
-        self._vocabs.add(vocab)
+        self._add_vocab((vocab,))
         self._storages.add(table.untyped_storage()._cdata)
         self.rms[value] = rms(out[:ROWS] if out.ndim == 2 else out)
         if schema.name in ("embedding", "index", "index_select") and vocab >= self._tallest:
@@ -123,46 +132,75 @@ class Measures:
         if self._rows is None and self._vocabs.intersection(over) and over != out.shape[-1:]:
             self.rms[value] = rms(out)  # a one-hot matrix times the table: a lookup
             self._hold(out)
-        if not self._may_read_out(args, out):
+        looked = self.look(args, out)
+        if looked is None:
             return
-        hidden = [
-            (a, v) for a, v in operands if not set(a.shape) & self._vocabs and not self._of_a_table(a)
-        ] or operands
-        for a, v in hidden:  # never the table, where it can be told: that would cost a pass over it
-            if v not in self.rms and _real(a):
-                self.rms[v] = rms(a)
-        self._cosines(index)
+        self.keep(index, refs, looked, {})
         if self.logits:
             self._descends.add(value)
             self.logit_std.setdefault(value, std(out))
+
+    def look(self, args: Any, out: torch.Tensor) -> Looked | None:
+        """Numbers of what a product read that may be a readout, or None; `keep` puts them where they belong."""
+        if not self._vocabs or not self._may_read_out(args, out):
+            return None
+        operands = [(i, a) for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
+        hidden = [
+            (i, a) for i, a in operands if not set(a.shape) & self._vocabs and not self._of_a_table(a)
+        ] or operands
+        # Never the table, where it can be told: that would cost a pass over it.
+        with torch.no_grad():
+            return Looked([(i, rms(a)) for i, a in hidden if _real(a)], self._cosines())
+
+    def keep(self, index: int, refs: Sequence[Any], looked: Looked, values: Mapping[int, int]) -> None:
+        """Note what `look` saw.
+
+        Args:
+            index: Of the product's record.
+            values: Those of the stream's tensors that had none then, by the id of their key.
+        """
+        for i, number in looked.rms:
+            self.rms.setdefault(refs[i].value, number)
+        for key, number in looked.cosines:
+            value = key if type(key) is int else values.get(id(key))
+            if value is not None:  # else it was an alias after all
+                self.cosine[index, value] = number
 
     def _may_be_role(self, args: Any, out: torch.Tensor) -> bool:
         """Whether a product may look rows up (then one operand is as wide as a vocabulary) or read out."""
         return bool(self._vocabs) and (self._rows is None or self._may_read_out(args, out))
 
     def _may_read_out(self, args: Any, out: torch.Tensor) -> bool:
-        big = max(self._vocabs, default=0) * 0.5
-        if any(n >= big or any(near(n, v) for v in self._vocabs) for n in out.shape):
-            return True
-        return any(self._of_a_table(a) for a in args)
+        shape = out.shape
+        wide = self._wide.get(shape)
+        if wide is None:
+            big = max(self._vocabs, default=0) * 0.5
+            wide = self._wide[shape] = any(n >= big or any(near(n, v) for v in self._vocabs) for n in shape)
+        return wide or any(map(self._of_a_table, args))
 
     def _of_a_table(self, a: Any) -> bool:
         """Whether an operand is a piece of a table that was looked up."""
-        return isinstance(a, torch.Tensor) and _real(a) and a.untyped_storage()._cdata in self._storages
+        plain = type(a) in _PLAIN and a.layout is torch.strided
+        return plain and a.untyped_storage()._cdata in self._storages and _real(a)
 
-    def _cosines(self, index: int) -> None:
-        if self._rows is None or not self._stream or len(self.cosine) > 64 * STREAM:
-            return
+    def _add_vocab(self, sizes: Iterable[int]) -> None:
+        self._vocabs.update(sizes)
+        self._wide.clear()
+
+    def _cosines(self) -> list[tuple[Any, float]]:
+        """The cosine of each tensor of the stream with the rows, by its key."""
+        if self._rows is None or not self._stream or self._looks > 64:
+            return []
+        self._looks += 1
         rows, width = self._rows, self._rows.shape[-1]
-        norms = rows.norm(dim=1)
-        for value, t in self._stream:
+        found = []
+        for key, t in self._stream:
             if t.shape[-1] != width or not _real(t):
                 continue
             other = t.reshape(-1, width)[:ROWS].float()
-            if other.shape != rows.shape:
-                continue
-            scale = (norms * other.norm(dim=1)).clamp_min(1e-30)
-            self.cosine[index, value] = float(((rows * other).sum(1) / scale).mean())
+            if other.shape == rows.shape:
+                found.append((key, float(torch.cosine_similarity(rows, other, dim=1, eps=1e-30).mean())))
+        return found
 
     def _follow(self, refs: Any, out: torch.Tensor, value: int) -> None:
         if value in self._descends or len(self.logit_std) >= 64 or out.numel() < 2:
@@ -201,5 +239,5 @@ def _repeats(args: Any) -> float | None:
 
 def _real(t: torch.Tensor) -> bool:
     """Whether there is anything to measure: elements, in plain memory that is there (and was not given back)."""
-    plain = type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout == torch.strided and not t._is_zerotensor()
+    plain = type(t) in _PLAIN and t.layout == torch.strided and not t._is_zerotensor()
     return plain and t.device.type != "meta" and t.numel() > 0 and t.untyped_storage().nbytes() > 0

@@ -27,12 +27,12 @@ MADE_FROM_NOTHING = frozenset(
 )
 
 
-_next_node = torch._C._autograd._get_sequence_nr
+next_node = torch._C._autograd._get_sequence_nr  # that autograd will make in this thread
 
 
 def latest_node() -> int:
     """Number of the node that autograd made last in this thread."""
-    return _next_node() - 1
+    return next_node() - 1
 
 
 @dataclass(slots=True)  # not frozen: thousands are made while the model runs, and freezing triples the cost
@@ -119,6 +119,9 @@ class Recorder(TorchDispatchMode):
             place, recorded = self.modules[-1], torch.is_grad_enabled()
             self.write_down(Record(schema, refs, named, outputs, place, recorded, sequence, ordinal), args, out)
         return out
+
+    def settle(self) -> None:
+        """Find the values of what is recorded so far."""
 
     def write_down(self, record: Record, args: Any, out: Any) -> None:
         """Append what was executed and take the numbers that go with it."""
@@ -213,5 +216,10 @@ class Recorder(TorchDispatchMode):
         """Origin of what an operation makes, and whether it is another at each call."""
         if schema.name in MADE_FROM_NOTHING:
             return (Origin.RANDOM if schema.random else Origin.CONSTANT), schema.random
+        if schema.random:
+            return Origin.NODE, True
         drafts = self.ledger.drafts
-        return Origin.NODE, schema.random or any(drafts[v].varying for v in read)
+        for v in read:  # no generator: this is done for every operation
+            if drafts[v].varying:
+                return Origin.NODE, True
+        return Origin.NODE, False

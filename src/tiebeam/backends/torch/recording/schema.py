@@ -8,6 +8,10 @@ import torch
 #: Arguments that an operation writes though its schema does not say so: running statistics.
 WRITES_UNSAID = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
 
+PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "linear", "matmul", "addbmm"))
+GATHERS = frozenset(("embedding", "index", "index_select", "_embedding_bag", "gather"))
+TELLING = PRODUCTS | GATHERS | {"scatter"}
+
 #: Operations that answer with a number of Python's.
 READS_OUT = frozenset(("_local_scalar_dense", "is_nonzero", "equal"))
 
@@ -20,6 +24,7 @@ class Schema:
         name: Its packet without the in-place underscore: "mul" for `aten.mul_.Tensor`.
         writes: Positions of arguments that it writes; `writes_names`: keyword arguments likewise.
         composite: It is written in terms of others.
+        telling: It may be a role of a table.
         reads_alone: It reads its arguments and returns: what it does to the ledger can wait.
     """
 
@@ -31,16 +36,17 @@ class Schema:
     writes_any: bool = False
     composite: bool = False
     reads_alone: bool = False
+    telling: bool = False
 
 
-_KNOWN: dict[int, tuple[Any, Schema]] = {}  # by id: an overload's own hash is a function of Python's, called each time
+KNOWN: dict[int, tuple[Any, Schema]] = {}  # by id: an overload's own hash is a function of Python's, called each time
 
 
 def schema_of(func: Any) -> Schema:
     """Schema facts of an `OpOverload`; a higher-order operator is an opaque name, of a namespace of its own."""
-    known = _KNOWN.get(id(func))
+    known = KNOWN.get(id(func))
     if known is None:
-        known = _KNOWN[id(func)] = func, _read(func)  # held: its id stays its own
+        known = KNOWN[id(func)] = func, _read(func)  # held: its id stays its own
     return known[1]
 
 
@@ -62,6 +68,7 @@ def _read(func: Any) -> Schema:
         random=torch.Tag.nondeterministic_seeded in func.tags,
         composite=composite,
         writes_any=writes_any,
+        telling=name in TELLING,
         reads_alone=namespace == "aten" and not writes_any and not composite and rest not in READS_OUT,
     )
 
