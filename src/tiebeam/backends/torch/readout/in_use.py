@@ -11,6 +11,7 @@ from tiebeam.backends.torch.optimizers.groups import check_report
 from tiebeam.backends.torch.readout.deferred import Deferred, Recipe
 from tiebeam.backends.torch.readout.nodes import Origin, Tally
 from tiebeam.backends.torch.session import unwrapped
+from tiebeam.backends.torch.wrapped import inside
 from tiebeam.blocks.readout_loss.torch.plain import in_sight
 from tiebeam.blocks.readout_loss.torch.sharded import is_sharded
 from tiebeam.core.facts import Readout
@@ -130,9 +131,9 @@ def use_readout_loss(model: nn.Module, report: Report) -> ReadoutLossInUse:
     logits that a model returns can be looked at, and generating text works. No weight changes, and none is copied.
 
     Args:
-        model: The model, or a data-parallel wrapper of it.
-        report: Of `tiebeam.inspect(model, ...)`. It says which layer reads the table, and with which soft cap; where
-            the model's code caps otherwise, the logits are computed.
+        model: The model, or a wrapper of it (data-parallel, `torch.compile`).
+        report: Of `tiebeam.inspect(model, ...)`, or of the same model before it was wrapped. It says which layer reads
+            the table, and with which soft cap; where the model's code caps otherwise, the logits are computed.
 
     Returns:
         A context manager; or keep it, look at `.tally`, and call `.remove()`.
@@ -142,7 +143,7 @@ def use_readout_loss(model: nn.Module, report: Report) -> ReadoutLossInUse:
             its logits, its table is not the layer's own (weight normalisation), or a wrapper brings its parameters only
             for its own pass. Nothing was changed then.
 
-    Assumes: whatever compiles the model sees it as it was; logits are then computed.
+    Assumes: whatever compiles the model sees it as it was; logits are then computed, and not counted.
 
     Example:
         >>> import tiebeam
@@ -156,7 +157,7 @@ def use_readout_loss(model: nn.Module, report: Report) -> ReadoutLossInUse:
         Tally(losses=1, logits=0, why=())
     """
     check_report(report)
-    inner = unwrapped(model)
+    _, inner = inside(unwrapped(model), report)
     modules, tensors = dict(inner.named_modules()), dict(inner.named_parameters(remove_duplicate=False))
     found: dict[nn.Linear, float | None] = {}
     for table in report.tables:
