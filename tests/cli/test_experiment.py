@@ -102,6 +102,7 @@ def test_the_page_holds_tables_pictures_the_seeds_figures_and_the_command(run, h
         (("show", "rank"), "no store at"),
         (("run", "schemes", "--set", "schemes=[C]"), """--set 'schemes=["C", "D"]'"""),
         (("export", "rank", "--format", "xml"), "csv or json"),
+        (("export", "rank", "-o", "x.html"), "expected: .csv or .json"),
         (("run", "rank", "--store", "absent/runs.sqlite"), "cannot be written"),
         (("run", "rank", "--set", "vocab=null"), "a whole number"),
         (("run", "alignment", "--set", "rate=1e999"), "a finite number above 0"),

@@ -8,7 +8,18 @@ from typing import Annotated, Any
 import typer
 
 from tiebeam.cli.options import PlainOpt
-from tiebeam.cli.output import HEALTHY, UNHEALTHY, Format, Plain, check_file, format_for, note, outcome, write_text
+from tiebeam.cli.output import (
+    HEALTHY,
+    UNHEALTHY,
+    Format,
+    Plain,
+    check_file,
+    check_suffix,
+    format_for,
+    note,
+    outcome,
+    write_text,
+)
 
 experiment_app = typer.Typer(
     no_args_is_help=True,
@@ -185,6 +196,8 @@ def export_command(
         from tiebeam.cli import experiment_view as view
         from tiebeam.experiments.catalog import experiment
 
+        if form is None:
+            check_suffix(output, ".csv", ".json", "")
         by_suffix = "json" if output is not None and output.suffix.lower() == ".json" else "csv"
         text = view.exported(experiment(name), store, form or by_suffix, every=every)
         if output is None:
