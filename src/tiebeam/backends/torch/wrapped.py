@@ -4,6 +4,7 @@ from torch import nn
 
 from tiebeam.backends.torch.names import named_tensors
 from tiebeam.core.report import Report
+from tiebeam.errors import InputError
 
 
 def inside(model: nn.Module, report: Report) -> tuple[str, nn.Module]:
@@ -11,7 +12,17 @@ def inside(model: nn.Module, report: Report) -> tuple[str, nn.Module]:
 
     A wrapper is a module with nothing of its own around one child. Where the report was made on this very model, or
     is of another one, that is "" and the model itself.
+
+    Raises:
+        InputError: It is no model.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            "the first argument is no model",
+            got=type(model).__name__,
+            expected="a torch.nn.Module",
+            hint="pass the model itself, not its parameters",
+        )
     prefix, inner = "", model
     names = {n for n, _, _ in named_tensors(model)}
     while report.tables and not all(any(joined(prefix, n) in names for n in t.names) for t in report.tables):

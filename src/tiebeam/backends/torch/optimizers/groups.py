@@ -219,8 +219,8 @@ def split_for_muon(
 
 def _planned(model: nn.Module, report: Report, **asked: Any) -> tuple[GroupPlan, dict[str, nn.Parameter]]:
     check_report(report)
-    parameters, held = inventory(model)
     prefix, _ = inside(model, report)
+    parameters, held = inventory(model)
     _check_shapes(report, held, parameters, prefix)
     said = asked.pop("ratios", None)
     plan = plan_groups(

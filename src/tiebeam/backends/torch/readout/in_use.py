@@ -180,7 +180,7 @@ def _layer(use: Readout, modules: dict[str, nn.Module], tensors: dict[str, nn.Pa
             got=f"a report of {report.model}",
             hint="report = tiebeam.inspect(model, inputs)",
         )
-    where = f"the readout of {use.name!r} in {use.where or 'the model itself'!r}"
+    where = f"the readout of {use.name!r} in {repr(use.where) if use.where else 'the model itself'}"
     if type(module).forward is not nn.Linear.forward or module.weight is not tensors[use.name]:
         raise InputError(
             f"{where} is no linear layer of that table",
