@@ -13,7 +13,15 @@ from tiebeam.backends.torch.optimizers.families import family_in
 from tiebeam.backends.torch.wrapped import inside, joined
 from tiebeam.core.facts import Table
 from tiebeam.core.report import Report
-from tiebeam.core.training.groups import Group, GroupPlan, Parameter, check_rates, owners_of, plan_groups
+from tiebeam.core.training.groups import (
+    Group,
+    GroupPlan,
+    Parameter,
+    check_rates,
+    check_report,
+    owners_of,
+    plan_groups,
+)
 from tiebeam.core.training.optimizers import Quantity, Rule, rule
 from tiebeam.errors import InputError, RangeError
 
@@ -247,21 +255,6 @@ def tables_of(
     tables = _named(report, model, prefix)
     found = {t.name: tuple(p.names[0] for p in owners_of(t, parameters) if p.trainable) for t in tables}
     return tables, {name: owners for name, owners in found.items() if owners}
-
-
-def check_report(report: Any) -> None:
-    """Refuse what is no report.
-
-    Raises:
-        InputError: It is none.
-    """
-    if not isinstance(report, Report):
-        raise InputError(
-            "a report on the model is needed: it says which parameter is a table",
-            got=repr(report) if report is None else type(report).__name__,
-            expected="what tiebeam.inspect or tiebeam.initialize returns",
-            hint="report = tiebeam.inspect(model, inputs)",
-        )
 
 
 def _check_shapes(

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tiebeam.backends.torch.optimizers.groups import check_report
 from tiebeam.backends.torch.wrapped import inside, joined
 from tiebeam.core.facts import Lookup
 from tiebeam.core.report import Report
+from tiebeam.core.training.groups import check_report
 from tiebeam.errors import InputError, RangeError
 
 GATHERS = frozenset(("embedding", "embedding_bag", "__getitem__", "index_select", "index", "gather", "take_along_dim"))

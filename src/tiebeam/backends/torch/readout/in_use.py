@@ -7,7 +7,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from tiebeam.backends.torch.optimizers.groups import check_report
 from tiebeam.backends.torch.readout.deferred import Deferred, Recipe
 from tiebeam.backends.torch.readout.nodes import Origin, Tally
 from tiebeam.backends.torch.session import unwrapped
@@ -16,6 +15,7 @@ from tiebeam.blocks.readout_loss.torch.plain import in_sight
 from tiebeam.blocks.readout_loss.torch.sharded import is_sharded
 from tiebeam.core.facts import Readout
 from tiebeam.core.report import Report
+from tiebeam.core.training.groups import check_report
 from tiebeam.errors import InputError
 
 BY_HAND = "call tiebeam.torch.readout_loss(hidden, table, targets) where the model computes its loss"
