@@ -153,6 +153,12 @@ def test_a_refused_input_says_what_the_model_takes() -> None:
         tiebeam.inspect(Base(), {"input_ids": ids()})
 
 
+def test_ids_that_are_no_integers_are_said_to_be_what_they_are() -> None:
+    model, inputs, _ = floats_for_ids()
+    with pytest.raises(tiebeam.InputError, match=r"got: Tensor\(2, 4\) of float32"):
+        tiebeam.inspect(model, inputs)
+
+
 def test_a_table_that_cannot_fit_its_head_is_named_with_both_shapes() -> None:
     model = UnequalShapes()
     before = snapshot(model)

@@ -94,8 +94,11 @@ def _holds_ids(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    return f"{type(value).__name__}{tuple(shape)}" if shape is not None else type(value).__name__
+    shape, kind = getattr(value, "shape", None), type(value).__name__.removesuffix("Impl")
+    if shape is None:
+        return kind
+    dtype = getattr(value, "dtype", None)  # float ids are a common mistake
+    return f"{kind}{tuple(shape)} of {getattr(dtype, 'name', None) or str(dtype).removeprefix('torch.')}"
 
 
 def _signature(backend: Model) -> str:
