@@ -86,7 +86,10 @@ def run_command(
         typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the profile, as JSON; again for more."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="Processes. Default: a core each; one where there is a GPU.")
+        int | None,
+        typer.Option(
+            "--workers", min=1, help="Processes. Default: a core each; one where there is a GPU, or no joblib."
+        ),
     ] = None,
     engine: Annotated[EngineName, typer.Option("--engine", help="Local processes, or Ray.")] = EngineName.local,
     reclaim: Annotated[
