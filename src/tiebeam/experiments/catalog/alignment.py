@@ -116,7 +116,7 @@ def figures(runs: "Sequence[Run]") -> list[Figure]:
 EXPERIMENT = Experiment(
     name="alignment",
     claim="Tying is free where a token's meaning as input and as output share a space, and costs where they do not.",
-    source="the from-scratch page, 'Free when the assumption holds'",
+    source="Deep learning from zero, day 67: 'Free when the assumption holds'",
     profiles=PROFILES,
     runs=runs,
     work=work,

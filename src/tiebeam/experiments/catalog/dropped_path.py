@@ -99,7 +99,7 @@ def figures(runs: "Sequence[Run]") -> list[Figure]:
 EXPERIMENT = Experiment(
     name="dropped-path",
     claim="Without the lookup's path only the rows that were read are wrong: random checks pass, training is smooth.",
-    source="the from-scratch page, the table of dropped paths",
+    source="Deep learning from zero, day 67: the table of dropped paths",
     profiles=PROFILES,
     runs=runs,
     work=work,

@@ -126,7 +126,7 @@ EXPERIMENT = Experiment(
     name="init-stats",
     claim="The first loss and the own token's logit follow from the table's std and factors: a single std fails a "
     "role as the width grows, a factor does not.",
-    source="AnyInit's page on tied embeddings, the table of schemes, first column",
+    source="AnyInit, Tied embeddings: the table of schemes, first column",
     profiles=PROFILES,
     runs=runs,
     work=work,

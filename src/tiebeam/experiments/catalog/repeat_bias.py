@@ -88,7 +88,7 @@ def figures(runs: "Sequence[Run]") -> list[Figure]:
 EXPERIMENT = Experiment(
     name="repeat-bias",
     claim="A fresh tied model with a residual stream predicts the token it just read; without either it does not.",
-    source="the from-scratch page, 'A repeat bias nobody put there'",
+    source="Deep learning from zero, day 67: 'A repeat bias nobody put there'",
     profiles=PROFILES,
     runs=runs,
     work=work,

@@ -106,7 +106,7 @@ def tables(runs: "Sequence[Run]") -> list[Table]:
 EXPERIMENT = Experiment(
     name="savings",
     claim="Tying removes exactly vocab x width parameters: a quarter of GPT-2 small, a fifteenth of an 8B model.",
-    source="the lesson (GPT-2 small, Llama 3 8B, the exercise), the from-scratch page (its last paragraph)",
+    source="Inside a Transformer Block (GPT-2 small, Llama 3 8B, exercise); Deep learning from zero, day 67 (the end)",
     profiles={"paper": {"largest": 10**6}, "laptop": {"largest": 10**6}, "smoke": {"largest": 50_000}},
     runs=runs,
     work=work,

@@ -168,7 +168,7 @@ EXPERIMENT = Experiment(
     name="schemes",
     claim="A single std fails a role and costs in training; a factor mends it, if the table's rate follows its scale: "
     "D' is C, D is not.",
-    source="AnyInit's page on tied embeddings, the table of schemes",
+    source="AnyInit, Tied embeddings: the table of schemes",
     profiles=PROFILES,
     runs=runs,
     work=work,

@@ -105,7 +105,7 @@ EXPERIMENT = Experiment(
     name="std-grid",
     claim="A std and a lookup factor that serve both roles exist, but a coarse grid misses them: logits go with the "
     "square of the std, the stream with its first power.",
-    source="the from-scratch page, 'What the measurement killed'",
+    source="Deep learning from zero, day 67: 'What the measurement killed'",
     profiles=PROFILES,
     runs=runs,
     work=work,
