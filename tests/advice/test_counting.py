@@ -184,6 +184,7 @@ def test_what_is_no_target_is_refused_with_what_would_be_one(tmp_path: Path) -> 
         (tmp_path / "empty", "holds no file of weights"),
         (tmp_path / "x.gguf", "no sound GGUF file"),
         ("gtp2", "did you mean 'gpt2'"),
+        ("mine:build", r"(?s)code of yours.*tiebeam.advise\(model, inputs=...\)"),
     ):
         with pytest.raises((CheckpointError, TargetError), match=complaint):
             tiebeam.advise(target)

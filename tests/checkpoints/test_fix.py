@@ -10,7 +10,7 @@ from tests.checkpoints.mended import BODY, OTHER, TIED, UNTIED, E, config_of, he
 from tests.checkpoints.writing import READOUT, TABLE, Array, bfloat16, folder, safetensors, sharded, table
 
 from tiebeam.checkpoints import FixPlan, fix, inspect, open_archive
-from tiebeam.errors import CheckpointError
+from tiebeam.errors import CheckpointError, RangeError
 
 
 def test_a_redundant_readout_is_dropped_and_recorded(tmp_path: Path) -> None:
@@ -106,6 +106,14 @@ def test_a_dry_run_refuses_what_the_run_would(tmp_path: Path, readout: Array, ch
     for dry in (True, False):
         with pytest.raises(CheckpointError, match=complaint):
             fix(path, tmp_path / "out", on_conflict=choice, dry_run=dry)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("other", [E, table(64, 8, seed=1)], ids=["no conflict", "a conflict"])
+def test_a_policy_that_there_is_not_is_refused_whether_or_not_it_is_asked_for(tmp_path: Path, other: Array) -> None:
+    path = made(tmp_path, {TABLE: E, READOUT: other}, TIED)
+    with pytest.raises(RangeError, match="'embeding'\n  expected: 'embedding', 'readout', 'mean', 'untie', 'error'"):
+        fix(path, tmp_path / "out", on_conflict="embeding")  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == [path]
 
 

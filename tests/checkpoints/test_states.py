@@ -254,3 +254,9 @@ def test_known_names_tell_the_roles(tmp_path: Path, names: tuple[str, ...], expe
     tensors = {name: table(32 if "wpe" in name or "type" in name else 64, seed=i) for i, name in enumerate(names)}
     found = inspect(safetensors(tmp_path / "m.safetensors", tensors))
     assert (found.table, found.readout) == (wanted or names[0], names[readout])
+
+
+def test_a_class_that_nobody_knows_has_no_readout_by_its_name_alone(tmp_path: Path) -> None:
+    found = inspect(folder(tmp_path / "m", {TABLE: E, **BODY}, {"architectures": ["MyGPT"]}))
+    [finding] = [f for f in found.findings if f.code == "backbone-only"]
+    assert finding.message == "the file has no readout, and by its name the config's class, MyGPT, has none either"

@@ -1,13 +1,14 @@
 """The demo on a terminal, run for real for a few steps."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 
-from tiebeam.cli.demo import page, rows, show_demo
+from tiebeam.cli.demo import closing_table, page, rows, show_demo
 
 if TYPE_CHECKING:
     from tiebeam.experiments.demo.result import DemoResult
@@ -45,6 +46,17 @@ def test_the_closing_table_holds_what_was_measured(shown: tuple["DemoResult", st
     assert "seconds, both trained at once" in body  # wall time of either: they share the cores
 
 
+def test_a_perplexity_after_few_steps_fits_its_cell_at_any_size(shown: tuple["DemoResult", str, str]) -> None:
+    """It was 91,621,701,511,083,357, ... and the terminal cut it."""
+    result, *_ = shown
+    for loss, said in ((101.23, "9.2e+43"), (900.0, "inf"), (8.35, "4,230"), (6.882, "975")):
+        curve = replace(result.mistake.curve, validation=((0, loss),))
+        console = Console(file=io.StringIO(), width=80, highlight=False)
+        console.print(closing_table(replace(result, mistake=replace(result.mistake, curve=curve))))
+        assert said in console.file.getvalue()
+        assert "…" not in console.file.getvalue()
+
+
 def test_the_page_shows_both_curves_and_the_report(shown: tuple["DemoResult", str, str]) -> None:
     result, _, html = shown
     assert html == page(result)
@@ -64,3 +76,17 @@ def test_the_command_writes_the_page_and_ends_with_0(
     assert not ended.value.code
     assert (tmp_path / "d.html").stat().st_size > 10_000
     assert "report with both loss curves" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["d.txt", "d.json", "d"])
+def test_a_name_of_another_format_is_refused_before_anything_is_trained(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tiebeam.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "--steps", "1", "--vocab", "300", "--out", name])
+    assert ended.value.code == 2
+    assert "expected: .html or .htm" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

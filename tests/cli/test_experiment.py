@@ -85,7 +85,7 @@ def test_the_page_holds_tables_pictures_the_seeds_figures_and_the_command(run, h
     assert "<h1>repeat-bias</h1>" in page
     assert "tiebeam experiment run repeat-bias --profile smoke" in page
     assert re.search(r"<td>\d[\d.]* ± ", page)  # an interval over seeds
-    assert ">20.3<" in page  # the seed's
+    assert ">20.3<" in page  # the source's
     assert "<script" not in page
     pictures = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', page)
     assert [base64.b64decode(p) for p in pictures] == [(here / drawn["files"][0]).read_bytes()]
@@ -102,6 +102,7 @@ def test_the_page_holds_tables_pictures_the_seeds_figures_and_the_command(run, h
         (("show", "rank"), "no store at"),
         (("run", "schemes", "--set", "schemes=[C]"), """--set 'schemes=["C", "D"]'"""),
         (("export", "rank", "--format", "xml"), "csv or json"),
+        (("export", "rank", "-o", "x.html"), "expected: .csv or .json"),
         (("run", "rank", "--store", "absent/runs.sqlite"), "cannot be written"),
         (("run", "rank", "--set", "vocab=null"), "a whole number"),
         (("run", "alignment", "--set", "rate=1e999"), "a finite number above 0"),

@@ -329,6 +329,8 @@ def test_without_joblib_one_process_still_works(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "joblib", None)
     made = made_of(lambda given: {}, monkeypatch)
     assert sweep(made, path) == counted(finished=6)
+    left = [{"seed": 20}, {"seed": 21}]
+    assert run_sweep(made, left, Plan(path)) == counted(finished=2)  # nobody asked for several
     with pytest.raises(BackendError, match="--workers 1"):
         run_sweep(made, [{"seed": 10}, {"seed": 11}], Plan(path, workers=2))
 

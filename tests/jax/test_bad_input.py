@@ -55,6 +55,13 @@ def test_variables_of_another_model() -> None:
     assert caught.value.__cause__ is not None
 
 
+def test_ids_that_are_no_integers_are_said_to_be_what_they_are() -> None:
+    model = CASES["linen_attend"]().model
+    params = model.init(jax.random.key(0), ids())
+    with pytest.raises(tiebeam.InputError, match=r"got: Array\(.*\) of float32"):
+        tiebeam.inspect(model, ids().astype(float), params=params)
+
+
 def test_a_tree_of_another_shape() -> None:
     with pytest.raises(tiebeam.InputError, match="does not run"):
         tiebeam.inspect(apply, ids(), params={"tables": jnp.ones((VOCAB, WIDTH))})

@@ -48,10 +48,21 @@ def block():
     ids = keras.Input((None,), dtype="int32")
     return keras.Model(ids, embed(layers.LayerNormalization()(embed(ids)), reverse=True))
 
+def trained():
+    import numpy as np
+    import tiebeam, tiebeam.keras
+    made = model()
+    report = tiebeam.inspect(made, np.zeros((1, 8), int))
+    optimizer = tiebeam.keras.optimizer(keras.optimizers.AdamW, made, report, lr=1e-3)
+    made.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    made.fit(np.zeros((4, 8), int), np.zeros((4, 8), int), verbose=0)
+    return made
+
 def write():
     model().save("plain.keras")
     model(twice=True).save("own.keras")
     block().save("block.keras")
+    trained().save("trained.keras")
     x = keras.Input((3,))
     keras.Model(x, layers.Lambda(lambda v: v * 2.0)(x)).save("lambda.keras")
 """
@@ -106,7 +117,7 @@ def report_of(done: Done | subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize("target", ["plain.keras", "keras_models:build"])
+@pytest.mark.parametrize("target", ["plain.keras", "trained.keras", "keras_models:build"])
 def test_a_file_and_a_callable_are_looked_at(target: str, run: Run) -> None:
     report = report_of(run("inspect", target, "--format", "json"))
     assert report["framework"] == "keras"

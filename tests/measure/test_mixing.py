@@ -129,3 +129,36 @@ def test_what_cannot_be_mixed_is_refused(model: nn.Module, more: dict[str, Any],
 def test_a_report_of_another_model_is_refused() -> None:
     with pytest.raises(tiebeam.InputError, match="another model"):
         mix_roles(nn.Linear(2, 2), tiebeam.inspect(Tied(plain), batch()), lookup=2.0)
+
+
+def test_a_lookup_that_is_compiled_is_refused_when_it_is_seen_and_when_it_is_traced() -> None:
+    """Traced, the mode that weights is entered twice, and 4 counts as 16; a graph that is there knows of no hook."""
+    model, ids = Tied(plain), batch()
+    report = tiebeam.inspect(model, ids)
+    compiled = torch.compile(model, backend="eager")
+    for seen in (report, tiebeam.inspect(compiled, ids)):
+        with pytest.raises(tiebeam.InputError, match="compiled"):
+            mix_roles(compiled, seen, lookup=4.0)
+    assert hooks(model) == 0
+    with mix_roles(model, report, lookup=4.0), pytest.raises(tiebeam.InputError, match="compiled"):
+        compiled(ids)
+    torch.compiler.reset()
+
+
+def test_blocks_may_be_compiled_where_the_lookup_is_not() -> None:
+    class Body(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.block = nn.Embedding(VOCAB, 8), nn.Linear(8, 8)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return torch.tanh(self.block(self.embed(ids))) @ self.embed.weight.T
+
+    model, ids = Body(), batch()
+    roles = tiebeam.measure(model, ids, grad=True).roles
+    report = tiebeam.inspect(model, ids)
+    model.block.compile(backend="eager")
+    with mix_roles(model, report, lookup=4.0):
+        mixed = gradients(model, ids)["embed.weight"]
+    torch.testing.assert_close(mixed, 4 * roles["lookup"].grad + roles["readout"].grad, rtol=1e-5, atol=1e-6)
+    torch.compiler.reset()

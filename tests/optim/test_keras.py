@@ -176,6 +176,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "muon alone": ({"factory": keras.optimizers.Muon, "lr": 1e-3}, "matrices of the body alone"),
     "no optimizer": ({"factory": lambda learning_rate: keras.layers.Dense(1), "lr": 1e-3}, "makes no optimizer"),
     "an instance": ({"factory": keras.optimizers.Lion(1e-3), "lr": 1e-3}, r"pass the class Lion, not Lion\(...\)"),
+    "a name": ({"factory": "adamw", "lr": 1e-3}, r"(?s)'adamw'.*pass keras.optimizers.AdamW"),
     "a strange family": ({"factory": keras.optimizers.Ftrl, "lr": 1e-3}, "family is unknown"),
     "an endless rate": ({"lr": float("inf")}, "learning rates of a Keras optimizer"),
     "a decay that adds": ({"lr": 1e-3, "weight_decay": -0.1}, "weight_decay is no rate"),
@@ -189,6 +190,12 @@ def test_what_cannot_be_done_is_refused(what: str) -> None:
     told, message = REFUSED[what]
     with pytest.raises(tiebeam.TiebeamError, match=message):
         optimizer(told.pop("factory", ADAMW), model, report, **told)
+
+
+def test_what_is_no_report_is_refused() -> None:
+    (model, report, _), _ = pair()
+    with pytest.raises(tiebeam.InputError, match=r"(?s)a report on the model is needed.*tiebeam.inspect"):
+        optimizer(ADAMW, report, model, lr=1e-3)
 
 
 def test_a_report_of_another_model_is_refused() -> None:

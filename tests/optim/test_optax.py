@@ -178,6 +178,17 @@ def test_what_a_factory_returned_is_refused(told: dict[str, Any]) -> None:
         optimizer(optax.adamw(1e-3), REPORTS["D'"], start("D'"), lr=1.0, **told)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("told", [{}, {"optimizer": "adamw"}])
+def test_a_name_in_the_place_of_the_factory_is_refused(told: dict[str, Any]) -> None:
+    with pytest.raises(tiebeam.InputError, match=r"(?s)'adamw'.*pass optax.adamw"):
+        optimizer("adamw", REPORTS["C"], start("C"), lr=1e-3, **told)  # type: ignore[arg-type]
+
+
+def test_arguments_that_are_swapped_are_refused() -> None:
+    with pytest.raises(tiebeam.InputError, match=r"(?s)a report on the model is needed.*tiebeam.inspect"):
+        optimizer(optax.adamw, start("C"), REPORTS["C"], lr=1e-3)
+
+
 def test_params_of_another_model_are_refused() -> None:
     with pytest.raises(tiebeam.InputError, match="no parameter of this model"):
         optimizer(optax.adamw, REPORTS["D'"], {"other": jnp.ones((3, 3))}, lr=1.0)

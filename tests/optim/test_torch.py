@@ -184,6 +184,18 @@ def test_what_is_no_report_is_refused(report: Any) -> None:
             call()
 
 
+def test_parameters_in_the_place_of_the_model_are_refused() -> None:
+    model, report = Pair(), exact_report("D")
+    for call in (
+        lambda: param_groups(model.parameters(), report, lr=1.0),
+        lambda: split_for_muon(model.parameters(), report, lr=1.0, muon_lr=1.0),
+        lambda: tiebeam.torch.mix_roles(model.parameters(), report, lookup=2.0),
+        lambda: tiebeam.torch.use_readout_loss(model.parameters(), report),
+    ):
+        with pytest.raises(tiebeam.InputError, match=r"(?s)no model.*generator.*pass the model itself"):
+            call()
+
+
 def test_wrappers_around_the_model_of_the_report_are_seen_through() -> None:
     model = gpt("D")
     wrapped = nn.Sequential(nn.Sequential(model))

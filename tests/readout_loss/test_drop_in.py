@@ -265,6 +265,18 @@ def test_a_compiled_model_sees_the_model_as_it_was():
     torch.compiler.reset()
 
 
+def test_a_compiled_wrapper_takes_the_report_of_the_model_inside_and_its_own():
+    model, ids = LM(WAYS["as it is"]), torch.arange(6)[None]
+    compiled = torch.compile(model, backend="eager")
+    want = compiled(ids)
+    for report in (tiebeam.inspect(model, ids), tiebeam.inspect(compiled, ids)):
+        with use_readout_loss(compiled, report):
+            torch.testing.assert_close(compiled(ids), want)
+            assert isinstance(model(ids), Deferred)  # the layer inside is the one that was meant
+        assert not isinstance(model(ids), Deferred)
+    torch.compiler.reset()
+
+
 class Direct(nn.Module):
     def __init__(self):
         super().__init__()

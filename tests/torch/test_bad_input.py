@@ -153,6 +153,22 @@ def test_a_refused_input_says_what_the_model_takes() -> None:
         tiebeam.inspect(Base(), {"input_ids": ids()})
 
 
+def test_ids_that_are_no_integers_are_said_to_be_what_they_are() -> None:
+    model, inputs, _ = floats_for_ids()
+    with pytest.raises(tiebeam.InputError, match=r"got: Tensor\(2, 4\) of float32"):
+        tiebeam.inspect(model, inputs)
+
+
+def test_ids_without_a_batch_are_not_said_to_lie_outside_their_table() -> None:
+    class Positions(Base):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return super().forward(ids) * ids.shape[1]
+
+    with pytest.raises(tiebeam.InputError, match=r"(?s)tuple index out of range.*shape \(rows, tokens\)") as caught:
+        tiebeam.inspect(Positions(), torch.arange(4))
+    assert "below the rows of its table" not in str(caught.value)
+
+
 def test_a_table_that_cannot_fit_its_head_is_named_with_both_shapes() -> None:
     model = UnequalShapes()
     before = snapshot(model)

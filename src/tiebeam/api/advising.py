@@ -223,4 +223,10 @@ def _of_type(name: str) -> Counted:
 
     if any(c in name for c in "/\\") or name.endswith((*CONFIGS, *WEIGHTS)) or not name:
         raise TargetError(f"there is no file or folder '{name}'", hint="paths are taken from the current folder")
+    if ":" in name:
+        raise TargetError(
+            f"'{name}' is code of yours, which is not run for advice",
+            expected="a config, a folder, an index, safetensors, or a model type",
+            hint="tiebeam.advise(model, inputs=...) in Python, or --vocab, --width and --layers",
+        )
     return count_type(name)

@@ -57,9 +57,12 @@ def refused_inputs(
     if why is not None:
         return UnloadedError(why)
     given = [("", a) for a in args] + [(f"{k}=", v) for k, v in kwargs.items()]
-    if isinstance(error, IndexError) and (ids := [v for _, v in given if _holds_ids(v)]):
+    ids = [v for _, v in given if _holds_ids(v)]
+    # Other indices, a shape's for one, say "tuple index out of range" or name a dimension.
+    if ids and isinstance(error, IndexError) and ("out of range in self" in str(error) or "of bounds" in str(error)):
         return _outside(backend, ids, error, argument)
     plain = any(isinstance(v, list | int) and not isinstance(v, bool) for _, v in given)
+    plain = plain or any(len(v.shape) == 1 for v in ids)
     as_array = f"token ids are an array of shape (rows, tokens): {ARRAYS[backend.framework]}([[1, 2, 3]])"
     return InputError(
         f"{backend.name} does not run on these inputs: {type(error).__name__}: {error}",
@@ -94,8 +97,11 @@ def _holds_ids(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    return f"{type(value).__name__}{tuple(shape)}" if shape is not None else type(value).__name__
+    shape, kind = getattr(value, "shape", None), type(value).__name__.removesuffix("Impl")
+    if shape is None:
+        return kind
+    dtype = getattr(value, "dtype", None)  # float ids are a common mistake
+    return f"{kind}{tuple(shape)} of {getattr(dtype, 'name', None) or str(dtype).removeprefix('torch.')}"
 
 
 def _signature(backend: Model) -> str:

@@ -141,8 +141,9 @@ def _one_end(facts: Facts) -> Iterator[Finding]:
         return
     if facts.backbone:
         yield Finding(
-            "backbone-only", "info", table.name, "the config's class has no readout, and neither has the file"
-        )
+            "backbone-only", "info", table.name,
+            f"the file has no readout, and by its name the config's class, {facts.backbone}, has none either",
+        )  # fmt: skip
         return
     said, sure = _nothing_ties(facts)
     yield Finding(

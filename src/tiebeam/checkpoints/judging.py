@@ -22,7 +22,7 @@ class Facts:
         aliases: Readouts that the file's own metadata says are the table.
         comparison: Of the two ends, where both are there.
         others: Further tensors that could be the table, and what they are to it.
-        backbone: The config's class has no readout of its own.
+        backbone: The config's class, where its name is not that of one with a readout; "": it is, or nothing says.
         quantised: The ends that are.
     """
 
@@ -36,7 +36,7 @@ class Facts:
     aliases: Mapping[str, str]
     others: tuple[tuple[str, str], ...] = ()
     vocab: int | None = None
-    backbone: bool = False
+    backbone: str = ""
     quantised: tuple[str, ...] = ()
 
     @property
@@ -78,7 +78,7 @@ def judge(archive: Archive, table: str | None = None, readout: str | None = None
     ties = tying.declared is True or tying.effective is True or bool(names)
     return Facts(
         archive, tying, roles, _state(roles, comparison, ties), lookup, head, comparison, names,
-        others=_others(archive, roles, lookup), vocab=vocab, backbone=_is_backbone(archive.config),
+        others=_others(archive, roles, lookup), vocab=vocab, backbone=_backbone(archive.config),
         quantised=tuple(e.name for e in (lookup, head) if e is not None and _is_quantised(e, archive)),
     )  # fmt: skip
 
@@ -163,11 +163,12 @@ def _others(archive: Archive, roles: Roles, table: Entry | None) -> tuple[tuple[
     return tuple((e.name, compare(table, e).likeness) for e in more if e.shape is None or e.shape == table.shape)
 
 
-def _is_backbone(config: Mapping[str, Any] | None) -> bool:
+def _backbone(config: Mapping[str, Any] | None) -> str:
     classes = config.get("architectures") if config is not None else None
     if not isinstance(classes, list) or not classes or not all(isinstance(c, str) for c in classes):
-        return False
-    return not any("LM" in c or "Generation" in c or "PreTraining" in c for c in classes)
+        return ""
+    has_readout = any("LM" in c or "Generation" in c or "PreTraining" in c for c in classes)
+    return "" if has_readout else str(classes[0])
 
 
 def _is_quantised(entry: Entry, archive: Archive) -> bool:

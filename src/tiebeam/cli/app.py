@@ -16,6 +16,7 @@ from tiebeam.cli.output import (
     Format,
     Plain,
     check_file,
+    check_suffix,
     exit_code,
     format_for,
     note,
@@ -273,6 +274,7 @@ def demo_command(
     """
     with outcome(debug):
         check_file(out)
+        check_suffix(out, ".html", ".htm")
         from tiebeam.cli.demo import show_demo
 
         show_demo(out, **_given(steps=steps, vocab=vocab, seed=seed))

@@ -101,7 +101,7 @@ def rows(result: "DemoResult") -> list[tuple[str, str, str]]:
         ("first loss, predicted", before[0].predicted.initial_loss, after[0].predicted.initial_loss),
         ("first loss, measured", before[1].initial_loss, after[1].initial_loss),
         (f"loss after {len(before[1].train)} steps", before[1].final_loss, after[1].final_loss),
-        ("its perplexity", math.exp(before[1].final_loss), math.exp(after[1].final_loss)),
+        ("its perplexity", _perplexity(before[1].final_loss), _perplexity(after[1].final_loss)),
         # Both train at once: neither figure says how fast a training alone would be.
         ("seconds, both trained at once", before[1].seconds, after[1].seconds),
     ]
@@ -159,7 +159,13 @@ def _findings(report: "Report") -> Text:
 
 
 def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if value is None:
+        return "unknown"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"  # longer would be cut
+
+
+def _perplexity(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else math.inf  # beyond it no float
 
 
 def _shortened(sample: str) -> str:

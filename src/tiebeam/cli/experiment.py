@@ -8,7 +8,18 @@ from typing import Annotated, Any
 import typer
 
 from tiebeam.cli.options import PlainOpt
-from tiebeam.cli.output import HEALTHY, UNHEALTHY, Format, Plain, check_file, format_for, note, outcome, write_text
+from tiebeam.cli.output import (
+    HEALTHY,
+    UNHEALTHY,
+    Format,
+    Plain,
+    check_file,
+    check_suffix,
+    format_for,
+    note,
+    outcome,
+    write_text,
+)
 
 experiment_app = typer.Typer(
     no_args_is_help=True,
@@ -75,7 +86,10 @@ def run_command(
         typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the profile, as JSON; again for more."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="Processes. Default: a core each; one where there is a GPU.")
+        int | None,
+        typer.Option(
+            "--workers", min=1, help="Processes. Default: a core each; one where there is a GPU, or no joblib."
+        ),
     ] = None,
     engine: Annotated[EngineName, typer.Option("--engine", help="Local processes, or Ray.")] = EngineName.local,
     reclaim: Annotated[
@@ -185,6 +199,8 @@ def export_command(
         from tiebeam.cli import experiment_view as view
         from tiebeam.experiments.catalog import experiment
 
+        if form is None:
+            check_suffix(output, ".csv", ".json", "")
         by_suffix = "json" if output is not None and output.suffix.lower() == ".json" else "csv"
         text = view.exported(experiment(name), store, form or by_suffix, every=every)
         if output is None:

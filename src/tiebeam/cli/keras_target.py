@@ -1,5 +1,6 @@
 """Models from `.keras` files: Keras's own loader in safe mode, after the archive was judged."""
 
+import copy
 import importlib
 import math
 import os
@@ -72,9 +73,12 @@ def from_keras_file(path: Path, *, imports: tuple[str, ...], seed: int) -> Targe
 
 def _check_size(keras: Any, config: dict[str, Any], path: Path) -> None:
     """Refuse a config whose model is larger than the weights beside it, before memory is taken for it."""
+    bare = copy.deepcopy(config)
+    for item in objects_in(bare, path):
+        item.pop("compile_config", None)  # an optimizer has variables, which this scope makes none of
     try:
         with keras.StatelessScope(initialize_variables=False):
-            model = keras.saving.deserialize_keras_object(config, safe_mode=True)
+            model = keras.saving.deserialize_keras_object(bare, safe_mode=True)
     except Exception as e:  # as above
         raise _unbuilt(path, e) from e
     needed = sum(_bytes_of(v) for v in model.variables)

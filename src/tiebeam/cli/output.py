@@ -83,6 +83,22 @@ def format_for(path: Path | None) -> Format:
     return _SUFFIXES[suffix]
 
 
+def check_suffix(path: Path | None, *suffixes: str) -> None:
+    """Refuse, before any work is done, a name that promises another format than what is written.
+
+    A pipe or a device has no format of its own.
+
+    Raises:
+        TargetError: The suffix is none of `suffixes`.
+    """
+    if path is not None and path.suffix.lower() not in suffixes and (path.is_file() or not path.exists()):
+        raise TargetError(
+            f"'{path}' is named as another format than what is written to it",
+            got=f"the suffix {path.suffix}" if path.suffix else "no suffix",
+            expected=" or ".join(filter(None, suffixes)),
+        )
+
+
 def exit_code(report: "Report | CheckpointReport", fail_on: FailOn) -> int:
     """1 where the report holds a finding at or above the severity, else 0."""
     return UNHEALTHY if any(f.severity in _FAILS[fail_on] for f in report.findings) else HEALTHY

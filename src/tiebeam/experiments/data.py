@@ -233,7 +233,7 @@ def _encode(tokenizer: "Tokenizer", texts: Sequence[str]) -> Ids:
 
 
 def _only_used(parts: tuple[Ids, ...], vocab: int | None) -> tuple[tuple[Ids, ...], int]:
-    """Number the ids that occur from 0 up, as the seed does: a table has no row that no text reads."""
+    """Number the ids that occur from 0 up, as the source does: a table has no row that no text reads."""
     used, renumbered = np.unique(np.concatenate(parts), return_inverse=True)
     if vocab is not None and len(used) > vocab:
         raise InputError(

@@ -1,4 +1,4 @@
-"""One experiment as one HTML file: its claim, its tables with the seed's figures, its pictures, its command."""
+"""One experiment as one HTML file: its claim, its tables with the source's figures, its pictures, its command."""
 
 import base64
 from collections.abc import Sequence

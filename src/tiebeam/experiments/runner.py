@@ -72,7 +72,7 @@ class Plan:
         store: The file.
         tokens: The text, for experiments that need some.
         engine: "local" processes, or a "ray" cluster that sees the same files.
-        workers: Processes; None is one for each core, or one where there is a GPU.
+        workers: Processes; None is one for each core, or one where there is a GPU or no joblib.
         device: "cpu", "cuda", or None for a GPU where there is one.
         reclaim: Take over runs that processes on other machines hold.
         ranks: Processes that do every run together; each of them calls this.
@@ -114,7 +114,8 @@ def run_sweep(
     with _store(plan.store, plan.ranks) as store:
         done = plan.ranks.agree(store.done(experiment.name, configs))
     left = [config for config, there in zip(configs, done, strict=True) if not there]
-    workers, threads = shared_out(plan.workers, len(left), plan.device)
+    asked = 1 if plan.workers is None and plan.engine == "local" and not _has_joblib() else plan.workers
+    workers, threads = shared_out(asked, len(left), plan.device)
     if plan.ranks.count > 1:
         workers, threads = 1, None  # torchrun has given each of them its threads
     folder = None if plan.tokens is None else plan.tokens.folder
@@ -209,6 +210,14 @@ def _outcomes(jobs: Sequence[Job], engine: Engine, workers: int, ranks: Ranks) -
         yield from (execute(job, ranks) for job in jobs)
     else:
         yield from _in_processes(jobs, workers)
+
+
+def _has_joblib() -> bool:
+    try:
+        import joblib  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 def _in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Outcome]:

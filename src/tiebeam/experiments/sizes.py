@@ -12,7 +12,7 @@ PAPER: dict[str, Any] = {
     "data": "wikitext-2",
     "vocab": None,
 }
-"""Seed 0's protocol; its widths are 128 and 512."""
+"""The protocol of AnyInit's page; its widths are 128 and 512."""
 
 LAPTOP: dict[str, Any] = {
     "layers": 2,

@@ -1,4 +1,4 @@
-"""What an experiment shows: tables of numbers, with the seed's figures beside ours, and lines to draw."""
+"""What an experiment shows: tables of numbers, with the source's figures beside ours, and lines to draw."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from tiebeam.checkpoints.archive import Archive
 from tiebeam.checkpoints.bounded import read_json
@@ -19,6 +19,7 @@ from tiebeam.checkpoints.formats import safetensors
 from tiebeam.checkpoints.judging import judge
 from tiebeam.checkpoints.opening import CONFIG, INDEX_SUFFIX, open_archive
 from tiebeam.core.checkpoint_fix import FixPlan, OnConflict
+from tiebeam.core.operations.conflicts import check_policy
 from tiebeam.errors import CheckpointError
 
 
@@ -58,6 +59,7 @@ def fix(
     Raises:
         CheckpointError: There is a conflict and `on_conflict` is "error"; the file is of another format, or cannot be
             judged; or `out` holds something or cannot be written. Nothing is left behind.
+        RangeError: There is no such `on_conflict`.
 
     Example:
         >>> import numpy as np
@@ -72,6 +74,7 @@ def fix(
         >>> open_archive(place / "tied").metadata
         {'lm_head.weight': 'model.embed_tokens.weight'}
     """
+    check_policy(on_conflict, get_args(OnConflict))
     source, target = Path(path), Path(out)
     _check_target(target, source)
     archive = open_archive(source, config)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from tiebeam.core.facts import Table
 from tiebeam.core.initialising.init import could_be_a_layer
+from tiebeam.core.report import Report
 from tiebeam.core.training.optimizers import POWERS, Quantity, Rule, rule
 from tiebeam.errors import InputError, RangeError
 
@@ -260,6 +261,40 @@ def check_beside(law: Rule, beside: object, beside_lr: object, *, example: str) 
     if beside is not None and not law.matrices:
         raise RangeError(
             f"{law.name} trains all parameters", got="beside=", expected="muon, shampoo or soap", hint="leave it out"
+        )
+
+
+def check_report(report: Any) -> None:
+    """Refuse what is no report.
+
+    Raises:
+        InputError: It is none.
+    """
+    if not isinstance(report, Report):
+        raise InputError(
+            "a report on the model is needed: it says which parameter is a table",
+            got=repr(report) if report is None else type(report).__name__,
+            expected="what tiebeam.inspect or tiebeam.initialize returns",
+            hint="report = tiebeam.inspect(model, inputs)",
+        )
+
+
+def check_factory(factory: object, *, example: str) -> None:
+    """Refuse the name of an optimizer, or anything else that cannot be called, in the place of one.
+
+    Args:
+        factory: What makes the optimizer.
+        example: One of the framework's, for the hint.
+
+    Raises:
+        InputError: It cannot be called.
+    """
+    if not callable(factory):
+        raise InputError(
+            "the factory is to be called, once for each group",
+            got=repr(factory) if isinstance(factory, str) or factory is None else type(factory).__name__,
+            expected="what makes the optimizer, not its name",
+            hint=f"pass {example}",
         )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from tiebeam.core.measuring.measurement import Measurement
 
 UNLEARNED = 100
-"""Steps after which the bias towards the token just read should be gone: 25 did in the models of seed 0."""
+"""Steps after which the bias towards the token just read should be gone: 25 did in AnyInit's models."""
 FIRST = 2.0
 """Mean rank below which the model still says its own input first."""
 _TIED = ("tied", "aliased")

@@ -15,8 +15,8 @@ READ = 8
 """Different tokens in the batch whose gradient is looked at."""
 
 VARIANTS = {"both paths": ("kept", "kept"), "readout alone": ("dropped", "kept"), "lookup alone": ("kept", "dropped")}
-SEED_WRONG = {"both paths": 0, "readout alone": 8, "lookup alone": 64}
-SEED_LOSS = {"both paths": 1.61, "readout alone": 1.84}
+SOURCE_WRONG = {"both paths": 0, "readout alone": 8, "lookup alone": 64}
+SOURCE_LOSS = {"both paths": 1.61, "readout alone": 1.84}
 
 _TASK: dict[str, Any] = {"vocab": 64, "places": 16, "sharpness": 2.5}
 _COMMON: dict[str, Any] = {**_TASK, "width": 24, "hidden": 36, "batch": 256, "rate": 0.01}
@@ -71,7 +71,7 @@ def work(given: Work) -> Mapping[str, float]:
 
 def tables(runs: "Sequence[Run]") -> list[Table]:
     """Rows that are wrong, and the loss in the end."""
-    columns = ("gradient into the table", "wrong rows", "right rows", "seed 3: wrong", "last loss", "seed 3", "entropy")
+    columns = ("gradient into the table", "wrong rows", "right rows", "source: wrong", "last loss", "source", "entropy")
     rows = []
     for variant, same in grouped(runs, lambda r: str(r.config["variant"])).items():
         wrong = {int(r.results["wrong rows"]) for r in same}
@@ -79,10 +79,10 @@ def tables(runs: "Sequence[Run]") -> list[Table]:
         last = Spread.of(r.results["last"] for r in same) if "last" in same[0].results else None
         entropy = Spread.of(r.results["entropy"] for r in same).mean
         of = (" or ".join(map(str, sorted(wrong))), " or ".join(str(vocab - w) for w in sorted(wrong, reverse=True)))
-        rows.append((variant, *of, SEED_WRONG[variant], last, SEED_LOSS.get(variant), entropy))
+        rows.append((variant, *of, SOURCE_WRONG[variant], last, SOURCE_LOSS.get(variant), entropy))
     notes = (
         f"{READ} different tokens are read; a row is wrong where it is off by more than 1e-5 of the largest entry.",
-        "Losses are of our task, whose entropy is beside them, and of seed 3's, which it does not write down.",
+        "Losses are of our task, whose entropy is beside them, and of the source's, which it does not write down.",
     )
     return [Table("A path dropped on the way back", columns, tuple(rows), notes)]
 
@@ -99,7 +99,7 @@ def figures(runs: "Sequence[Run]") -> list[Figure]:
 EXPERIMENT = Experiment(
     name="dropped-path",
     claim="Without the lookup's path only the rows that were read are wrong: random checks pass, training is smooth.",
-    source="seed 3, the table of dropped paths",
+    source="Deep learning from zero, day 67: the table of dropped paths",
     profiles=PROFILES,
     runs=runs,
     work=work,

@@ -129,7 +129,7 @@ def _variant(run: "Run") -> str:
 EXPERIMENT = Experiment(
     name="factorised",
     claim="An untied lookup can be much narrower than the stream at little cost; a narrow readout costs, tied or not.",
-    source="seed 1, 'The constraint it imposes' (Chung et al. 2021, arXiv 2010.12821)",
+    source="Inside a Transformer Block: 'The constraint it imposes' (Chung et al. 2021, arXiv 2010.12821)",
     profiles=PROFILES,
     runs=runs,
     work=work,

@@ -1,4 +1,4 @@
-"""Logits, own token and loss before training, by scheme and width, beside the formula and the seed."""
+"""Logits, own token and loss before training, by scheme and width, beside the formula and the source."""
 
 import itertools
 import math
@@ -12,8 +12,8 @@ from tiebeam.zoo.schemes import SCHEMES, check_schemes
 if TYPE_CHECKING:
     from tiebeam.experiments.records import Run
 
-SEED_VOCAB = 33_527
-SEED_LOSS = {
+SOURCE_VOCAB = 33_527
+SOURCE_LOSS = {
     "A": (110.0, 905.0),
     "B": (10.4, 10.7),
     "C": (11.2, 28.3),
@@ -21,8 +21,8 @@ SEED_LOSS = {
     "E": (10.9, 10.9),
     "F": (10.8, 11.0),
 }
-"""Seed 0's first table: initial loss at widths 128 and 1024, at its vocabulary. Unit: nats."""
-SEED_WIDTHS = (128, 1024)
+"""AnyInit's first table: initial loss at widths 128 and 1024, at its vocabulary. Unit: nats."""
+SOURCE_WIDTHS = (128, 1024)
 
 _COMMON: dict[str, Any] = {
     "schemes": list("ABCDEF"),
@@ -35,7 +35,7 @@ _COMMON: dict[str, Any] = {
 }
 PROFILES: dict[str, dict[str, Any]] = {
     "paper": {**_COMMON, "widths": [128, 256, 512, 1024], "data": "wikitext-2"},
-    "laptop": {**_COMMON, "widths": [128, 256, 512, 1024], "data": "synthetic", "vocab": SEED_VOCAB},
+    "laptop": {**_COMMON, "widths": [128, 256, 512, 1024], "data": "synthetic", "vocab": SOURCE_VOCAB},
     "smoke": {**_COMMON, "widths": [32, 64], "layers": 1, "block": 32, "windows": 4, "vocab": 512},
 }
 
@@ -58,14 +58,14 @@ def work(given: Work) -> Mapping[str, float]:
 
 
 def tables(runs: "Sequence[Run]") -> list[Table]:
-    """Loss, own logit and logit std, each measured, by the formula, and as the seed has it."""
+    """Loss, own logit and logit std, each measured, by the formula, and as the source has it."""
     columns = (
         "scheme",
         "width",
         "loss",
         "formula",
         "off",
-        "seed 0",
+        "source",
         "off",
         "own logit",
         "formula",
@@ -75,7 +75,7 @@ def tables(runs: "Sequence[Run]") -> list[Table]:
     rows = []
     for (scheme, width), same in grouped(runs, lambda r: (r.config["scheme"], r.config["width"])).items():
         mean = {name: Spread.of(r.results[name] for r in same) for name in same[0].results}
-        seed = _seed_loss(scheme, width, same[0].config["data"]["vocab"])
+        theirs = _source_loss(scheme, width, same[0].config["data"]["vocab"])
         rows.append(
             (
                 scheme,
@@ -83,8 +83,8 @@ def tables(runs: "Sequence[Run]") -> list[Table]:
                 mean["loss"],
                 mean["formula loss"].mean,
                 _off(mean["loss"].mean, mean["formula loss"].mean),
-                seed,
-                _off(mean["loss"].mean, seed),
+                theirs,
+                _off(mean["loss"].mean, theirs),
                 mean["own"],
                 mean["formula own"].mean,
                 mean["std"],
@@ -96,7 +96,8 @@ def tables(runs: "Sequence[Run]") -> list[Table]:
         {f"text: {r.config['data']['label']}; ln V = {math.log(r.config['data']['vocab']):.3f}" for r in runs}
     )
     schemes = "; ".join(f"{name}: {SCHEMES[name].summary}" for name in sorted({r.config["scheme"] for r in runs}))
-    notes = (schemes, *about, f"seed 0 measured at V = {SEED_VOCAB:,}, d = {SEED_WIDTHS[0]} and {SEED_WIDTHS[1]} alone")
+    narrow, wide = SOURCE_WIDTHS
+    notes = (schemes, *about, f"the source measured at V = {SOURCE_VOCAB:,}, d = {narrow} and {wide} alone")
     return [Table("Before training", columns, tuple(rows), notes)]
 
 
@@ -111,9 +112,9 @@ def figures(runs: "Sequence[Run]") -> list[Figure]:
     return [Figure("initial-loss", "Initial loss", "width", "loss, nats", tuple(lines), log_x=True, log_y=True)]
 
 
-def _seed_loss(scheme: str, width: int, vocab: int) -> float | None:
-    known = vocab == SEED_VOCAB and scheme in SEED_LOSS and width in SEED_WIDTHS
-    return SEED_LOSS[scheme][SEED_WIDTHS.index(width)] if known else None
+def _source_loss(scheme: str, width: int, vocab: int) -> float | None:
+    known = vocab == SOURCE_VOCAB and scheme in SOURCE_LOSS and width in SOURCE_WIDTHS
+    return SOURCE_LOSS[scheme][SOURCE_WIDTHS.index(width)] if known else None
 
 
 def _off(ours: float, theirs: float | None) -> str | None:
@@ -125,7 +126,7 @@ EXPERIMENT = Experiment(
     name="init-stats",
     claim="The first loss and the own token's logit follow from the table's std and factors: a single std fails a "
     "role as the width grows, a factor does not.",
-    source="seed 0, the table of schemes, first column",
+    source="AnyInit, Tied embeddings: the table of schemes, first column",
     profiles=PROFILES,
     runs=runs,
     work=work,

@@ -69,7 +69,7 @@ def _variant(run: "Run") -> str:
 EXPERIMENT = Experiment(
     name="late-untie",
     claim="A tied model can be untied while it trains, and pays for it only where the optimizer's state is lost.",
-    source="seed 0's third recommendation, taken half-way",
+    source="AnyInit, Tied embeddings: the third recommendation, taken half-way",
     profiles=PROFILES,
     runs=runs,
     work=work,

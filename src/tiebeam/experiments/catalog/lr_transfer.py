@@ -91,7 +91,7 @@ def _best(losses: dict[float, Spread]) -> float:
 EXPERIMENT = Experiment(
     name="lr-transfer",
     claim="In groups made for the width at which a rate was found, that rate stays the best at other widths.",
-    source="seed 0's reference to Yang et al. 2022 (Tensor Programs V, table 8); tiebeam.torch.param_groups",
+    source="AnyInit, Tied embeddings: its reference to Yang et al. 2022 (Tensor Programs V, table 8)",
     profiles=PROFILES,
     runs=runs,
     work=work,

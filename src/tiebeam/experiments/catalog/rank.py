@@ -75,7 +75,7 @@ def _by_readout(runs: "Sequence[Run]") -> "dict[str, list[Run]]":
 EXPERIMENT = Experiment(
     name="rank",
     claim="One softmax over a readout cannot express log-probabilities of a rank above width + 1, tied or not.",
-    source="seed 1, 'The softmax bottleneck' (Yang et al. 2018, arXiv 1711.03953)",
+    source="Inside a Transformer Block: 'The softmax bottleneck' (Yang et al. 2018, arXiv 1711.03953)",
     profiles=PROFILES,
     runs=runs,
     work=work,

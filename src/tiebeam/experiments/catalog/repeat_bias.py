@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from tiebeam.experiments.records import Run
 
 VARIANTS = {"tied, res = 1": (True, 1.0), "untied": (False, 1.0), "tied, res = 0": (True, 0.0)}
-SEED_FIRST = {"tied, res = 1": 1.7, "untied": 31.4, "tied, res = 0": 35.0}
-SEED_LAST = {"tied, res = 1": 20.3, "untied": 31.9}
-"""Seed 3: mean rank of 64, at the start and after 600 steps; chance is 32.5."""
+SOURCE_FIRST = {"tied, res = 1": 1.7, "untied": 31.4, "tied, res = 0": 35.0}
+SOURCE_LAST = {"tied, res = 1": 20.3, "untied": 31.9}
+"""The from-scratch page: mean rank of 64, at the start and after 600 steps; chance is 32.5."""
 
 _TASK: dict[str, Any] = {"vocab": 64, "places": 16, "sharpness": 2.5}
 _COMMON: dict[str, Any] = {**_TASK, "width": 24, "hidden": 36, "batch": 256, "rate": 0.01}
@@ -66,12 +66,12 @@ def work(given: Work) -> Mapping[str, float]:
 
 def tables(runs: "Sequence[Run]") -> list[Table]:
     """Ranks at both ends."""
-    columns = ("model", "first rank", "seed 3", "last rank", "seed 3", "chance", "excess loss")
+    columns = ("model", "first rank", "source", "last rank", "source", "chance", "excess loss")
     rows = []
     for variant, same in grouped(runs, lambda r: str(r.config["variant"])).items():
         first, last, excess = (Spread.of(r.results[n] for r in same) for n in ("first rank", "last rank", "last"))
         chance = (same[0].config["vocab"] + 1) / 2
-        rows.append((variant, first, SEED_FIRST[variant], last, SEED_LAST.get(variant), chance, excess))
+        rows.append((variant, first, SOURCE_FIRST[variant], last, SOURCE_LAST.get(variant), chance, excess))
     notes = (
         "No token follows itself in this task: the right rank is the last, and what is above it the model put there.",
     )
@@ -88,7 +88,7 @@ def figures(runs: "Sequence[Run]") -> list[Figure]:
 EXPERIMENT = Experiment(
     name="repeat-bias",
     claim="A fresh tied model with a residual stream predicts the token it just read; without either it does not.",
-    source="seed 3, 'A repeat bias nobody put there'",
+    source="Deep learning from zero, day 67: 'A repeat bias nobody put there'",
     profiles=PROFILES,
     runs=runs,
     work=work,

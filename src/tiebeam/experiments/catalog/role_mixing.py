@@ -77,7 +77,7 @@ def figures(runs: "Sequence[Run]") -> list[Figure]:
 EXPERIMENT = Experiment(
     name="role-mixing",
     claim="The readout dominates the table's gradient; weighting the lookup's share shows what that share is worth.",
-    source="seed 0's reference to Lopardo et al. 2026, and its last conclusion",
+    source="AnyInit, Tied embeddings: its reference to Lopardo et al. 2026, and the last conclusion",
     profiles=PROFILES,
     runs=runs,
     work=work,

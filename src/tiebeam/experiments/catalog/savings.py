@@ -1,4 +1,4 @@
-"""What tying saves: parameters counted on the model itself, beside the formula and the seeds' figures."""
+"""What tying saves: parameters counted on the model itself, beside the formula and the sources' figures."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from tiebeam.experiments.records import Run
 
 LLAMA_BODY = 6_979_588_096
-"""Seed 1's count of Llama 3 8B without its tables: grouped attention, which MiniGPT has not."""
+"""The lesson's count of Llama 3 8B without its tables: grouped attention, which MiniGPT has not."""
 
 SHAPES: tuple[dict[str, Any], ...] = (
-    {"model": "TinyLM of seed 1", "vocab": 1000, "width": 64, "layers": 0, "block": 0, "body": 64 * 64 + 64},
+    {"model": "TinyLM of the lesson", "vocab": 1000, "width": 64, "layers": 0, "block": 0, "body": 64 * 64 + 64},
     {"model": "GPT-2 small", "vocab": 50_257, "width": 768, "layers": 12, "block": 1024, "body": None},
     {"model": "Llama 3 8B", "vocab": 128_256, "width": 4096, "layers": 32, "block": 0, "body": LLAMA_BODY},
     {"model": "large vocabulary, small body", "vocab": 50_257, "width": 128, "layers": 6, "block": 256, "body": None},
@@ -28,9 +28,9 @@ SHAPES: tuple[dict[str, Any], ...] = (
         "body": 20_000_000 * 64,
     },
 )
-SEED_UNTIED = {"TinyLM of seed 1": 132_160, "GPT-2 small": 163_037_184, "Llama 3 8B": 8_030_261_248}
-SEED_TIED = {"TinyLM of seed 1": 68_160, "GPT-2 small": 124_439_808, "Llama 3 8B": 7_504_924_672}
-SEED_SHARE = {
+SOURCE_UNTIED = {"TinyLM of the lesson": 132_160, "GPT-2 small": 163_037_184, "Llama 3 8B": 8_030_261_248}
+SOURCE_TIED = {"TinyLM of the lesson": 68_160, "GPT-2 small": 124_439_808, "Llama 3 8B": 7_504_924_672}
+SOURCE_SHARE = {
     "GPT-2 small": 23.7,
     "Llama 3 8B": 6.5,
     "large vocabulary, small body": 45.3,
@@ -38,7 +38,7 @@ SEED_SHARE = {
     "exercise, width 512": 31.1,
     "exercise, width 4096": 8.5,
 }
-"""Seeds 1 and 3, and what their exercise comes to; seed 3 does not say what its toys are. Unit: %."""
+"""The lesson, its exercise, and the from-scratch page, which does not say what its toys are. Unit: %."""
 
 
 def runs(settings: Settings) -> list[dict[str, Any]]:
@@ -75,16 +75,16 @@ def work(given: Work) -> Mapping[str, float]:
 
 
 def tables(runs: "Sequence[Run]") -> list[Table]:
-    """Counts, the share saved, and the formula that seed 1 takes for exact."""
+    """Counts, the share saved, and the formula that the lesson takes for exact."""
     columns = (
         "model",
         "vocab x width",
         "untied",
-        "seed",
+        "source",
         "tied",
-        "seed",
+        "source",
         "saved",
-        "seed, %",
+        "source, %",
         "V d / (12 L d^2 + 2 V d)",
     )
     rows = []
@@ -94,8 +94,8 @@ def tables(runs: "Sequence[Run]") -> list[Table]:
         body = 12 * run.config["layers"] * run.config["width"] ** 2
         saved = f"{100 * (untied - tied) / untied:.1f} %"
         approximate = f"{100 * table / (body + 2 * table):.1f} %" if body else None
-        counted = (untied, SEED_UNTIED.get(name), tied, SEED_TIED.get(name))
-        rows.append((name, table, *counted, saved, SEED_SHARE.get(name), approximate))
+        counted = (untied, SOURCE_UNTIED.get(name), tied, SOURCE_TIED.get(name))
+        rows.append((name, table, *counted, saved, SOURCE_SHARE.get(name), approximate))
     notes = (
         "Tying removes vocab x width parameters, never half of a model that has a body.",
         "Llama's body and those of the exercise are given, the others are counted on MiniGPT.",
@@ -106,7 +106,7 @@ def tables(runs: "Sequence[Run]") -> list[Table]:
 EXPERIMENT = Experiment(
     name="savings",
     claim="Tying removes exactly vocab x width parameters: a quarter of GPT-2 small, a fifteenth of an 8B model.",
-    source="seed 1 (GPT-2 small, Llama 3 8B, the exercise), seed 3 (its last paragraph)",
+    source="Inside a Transformer Block (GPT-2 small, Llama 3 8B, exercise); Deep learning from zero, day 67 (the end)",
     profiles={"paper": {"largest": 10**6}, "laptop": {"largest": 10**6}, "smoke": {"largest": 50_000}},
     runs=runs,
     work=work,

@@ -10,9 +10,9 @@ from tiebeam.experiments.tables import Spread, Table, grouped
 if TYPE_CHECKING:
     from tiebeam.experiments.records import Run
 
-SEED_HITS = {"coarse": 0, "fine": 19}
-SEED_DOUBLING = (2.00, 3.80)
-"""Seed 3: what doubling the std does to the stream's scale and to the logits'."""
+SOURCE_HITS = {"coarse": 0, "fine": 19}
+SOURCE_DOUBLING = (2.00, 3.80)
+"""The from-scratch page: what doubling the std does to the stream's scale and to the logits'."""
 
 _COMMON: dict[str, Any] = {
     "vocab": 64,
@@ -81,23 +81,23 @@ def tables(runs: "Sequence[Run]") -> list[Table]:
     rows = []
     for grid, same in grouped(runs, lambda r: str(r.config["grid"])).items():
         cells = same[0].config["points"] ** 2
-        rows.append((grid, cells, Spread.of(r.results["hits"] for r in same), SEED_HITS[grid]))
+        rows.append((grid, cells, Spread.of(r.results["hits"] for r in same), SOURCE_HITS[grid]))
     config = runs[0].config
     within = f"{100 * config['tolerance']:.0f} % of 1"
     (low, high), (least, most) = config["std"], config["lookup_factor"]
     ranges = f"std {low} to {high}, factor {least} to {most}"
     doubled = [
         (name, Spread.of(r.results[key] for r in runs), theirs)
-        for name, key, theirs in zip(("stream", "logits"), ("stream", "logits"), SEED_DOUBLING, strict=True)
+        for name, key, theirs in zip(("stream", "logits"), ("stream", "logits"), SOURCE_DOUBLING, strict=True)
     ]
     return [
         Table(
             "Settings that serve both roles",
-            ("grid", "settings", "both near 1", "seed 3"),
+            ("grid", "settings", "both near 1", "source"),
             tuple(rows),
-            (f"Near: within {within}; {ranges}, evenly spaced in the logarithm. Seed 3 does not say its own.",),
+            (f"Near: within {within}; {ranges}, evenly spaced in the logarithm. The source does not say its own.",),
         ),
-        Table(f"Doubling a std of {config['doubled']}", ("scale of", "times", "seed 3"), tuple(doubled)),
+        Table(f"Doubling a std of {config['doubled']}", ("scale of", "times", "source"), tuple(doubled)),
     ]
 
 
@@ -105,7 +105,7 @@ EXPERIMENT = Experiment(
     name="std-grid",
     claim="A std and a lookup factor that serve both roles exist, but a coarse grid misses them: logits go with the "
     "square of the std, the stream with its first power.",
-    source="seed 3, 'What the measurement killed'",
+    source="Deep learning from zero, day 67: 'What the measurement killed'",
     profiles=PROFILES,
     runs=runs,
     work=work,

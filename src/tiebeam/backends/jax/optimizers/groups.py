@@ -14,7 +14,16 @@ from jax import tree_util
 from tiebeam.backends.jax.kinds.tree import Tree, dotted
 from tiebeam.core.facts import Table
 from tiebeam.core.report import Report
-from tiebeam.core.training.groups import Group, Parameter, check_beside, check_rates, plan_groups, split_matrices
+from tiebeam.core.training.groups import (
+    Group,
+    Parameter,
+    check_beside,
+    check_factory,
+    check_rates,
+    check_report,
+    plan_groups,
+    split_matrices,
+)
 from tiebeam.core.training.optimizers import Quantity, Rule, family_of, rule
 from tiebeam.errors import InputError, RangeError
 
@@ -86,6 +95,7 @@ def optimizer(
         >>> [round(float(s.inner_state.hyperparams["learning_rate"]), 6) for s in state.inner_states.values()]
         [0.001, 0.001, 0.008]
     """
+    check_report(report)
     law = _law(tx_factory, optimizer, settings)
     if lr is None:
         raise RangeError("lr is no rate", got="None", expected="a number or a schedule")
@@ -127,6 +137,7 @@ def _law(factory: Factory, said: str | None, settings: Mapping[str, Any]) -> Rul
             expected="the factory itself",
             hint="pass optax.adamw, not optax.adamw(1e-3); what it takes beside lr= are settings of this call",
         )
+    check_factory(factory, example="optax.adamw")
     if said is not None:
         return _as_set(rule(said), factory, settings)
     inner: Any = factory

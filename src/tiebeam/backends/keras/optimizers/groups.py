@@ -13,7 +13,16 @@ from tiebeam.backends.keras.optimizers.grouped import OF_ALL, GroupedOptimizer, 
 from tiebeam.backends.keras.variables import Named, Variables
 from tiebeam.core.facts import Table
 from tiebeam.core.report import Report
-from tiebeam.core.training.groups import Group, Parameter, check_beside, check_rates, plan_groups, split_matrices
+from tiebeam.core.training.groups import (
+    Group,
+    Parameter,
+    check_beside,
+    check_factory,
+    check_rates,
+    check_report,
+    plan_groups,
+    split_matrices,
+)
 from tiebeam.core.training.optimizers import Quantity, Rule, family_of_class, rule
 from tiebeam.errors import InputError, RangeError
 
@@ -94,6 +103,7 @@ def optimizer(
         0.008
         >>> model.compile(made, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     """
+    check_report(report)
     view = of_keras(model)
     made = Kind(factory, settings)
     law = made.law(optimizer)
@@ -153,6 +163,7 @@ class Kind:
                 expected="its class, or a function that makes one",
                 hint=f"pass the class {name}, not {name}(...); what it takes beside lr= are settings of this call",
             )
+        check_factory(factory, example="keras.optimizers.AdamW")
         # A number: the config of a schedule goes through what imports TensorFlow on every backend.
         sample = factory(learning_rate=1.0, **settings)
         if not isinstance(sample, keras.optimizers.Optimizer):

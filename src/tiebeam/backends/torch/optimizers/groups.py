@@ -10,9 +10,18 @@ from torch import Tensor, nn
 
 from tiebeam.backends.torch.names import all_parameters, named_tensors
 from tiebeam.backends.torch.optimizers.families import family_in
+from tiebeam.backends.torch.wrapped import inside, joined
 from tiebeam.core.facts import Table
 from tiebeam.core.report import Report
-from tiebeam.core.training.groups import Group, GroupPlan, Parameter, check_rates, owners_of, plan_groups
+from tiebeam.core.training.groups import (
+    Group,
+    GroupPlan,
+    Parameter,
+    check_rates,
+    check_report,
+    owners_of,
+    plan_groups,
+)
 from tiebeam.core.training.optimizers import Quantity, Rule, rule
 from tiebeam.errors import InputError, RangeError
 
@@ -218,14 +227,14 @@ def split_for_muon(
 
 def _planned(model: nn.Module, report: Report, **asked: Any) -> tuple[GroupPlan, dict[str, nn.Parameter]]:
     check_report(report)
+    prefix, _ = inside(model, report)
     parameters, held = inventory(model)
-    prefix = _prefix(model, report)
     _check_shapes(report, held, parameters, prefix)
     said = asked.pop("ratios", None)
     plan = plan_groups(
         parameters,
         _named(report, model, prefix),
-        ratios=None if said is None else {_path(prefix, n): c for n, c in said.items()},
+        ratios=None if said is None else {joined(prefix, n): c for n, c in said.items()},
         **asked,
     )
     check_disjoint((n, held[n]) for g in plan.groups for n in g.names)
@@ -242,24 +251,10 @@ def tables_of(
     """
     check_report(report)
     parameters = list(parameters)
-    tables = _named(report, model, _prefix(model, report))
+    prefix, _ = inside(model, report)
+    tables = _named(report, model, prefix)
     found = {t.name: tuple(p.names[0] for p in owners_of(t, parameters) if p.trainable) for t in tables}
     return tables, {name: owners for name, owners in found.items() if owners}
-
-
-def check_report(report: Any) -> None:
-    """Refuse what is no report.
-
-    Raises:
-        InputError: It is none.
-    """
-    if not isinstance(report, Report):
-        raise InputError(
-            "a report on the model is needed: it says which parameter is a table",
-            got=repr(report) if report is None else type(report).__name__,
-            expected="what tiebeam.inspect or tiebeam.initialize returns",
-            hint="report = tiebeam.inspect(model, inputs)",
-        )
 
 
 def _check_shapes(
@@ -271,7 +266,7 @@ def _check_shapes(
     """
     owners = {n: p.names[0] for p in parameters for n in p.names}
     for t in report.tables:
-        owner = next((owners[n] for n in (_path(prefix, n) for n in t.names) if n in owners), None)
+        owner = next((owners[n] for n in (joined(prefix, n) for n in t.names) if n in owners), None)
         if owner is None:
             continue  # said by the plan
         shape = tuple(n for n in held[owner].shape if n != 1)
@@ -291,27 +286,8 @@ def _named(report: Report, model: nn.Module, prefix: str) -> tuple[Table, ...]:
     return tuple(t for t in tables if not elsewhere.issuperset(t.names))
 
 
-def _prefix(model: nn.Module, report: Report) -> str:
-    """What a wrapper put before the paths of the report, "" where it was made on this very model.
-
-    A wrapper is a module with nothing of its own around one child.
-    """
-    prefix, inner = "", model
-    names = {n for n, _, _ in named_tensors(model)}
-    while report.tables and not all(any(_path(prefix, n) in names for n in t.names) for t in report.tables):
-        children = list(inner.named_children())
-        if len(children) != 1 or any(True for _ in inner.parameters(recurse=False)):
-            return ""
-        prefix, inner = _path(prefix, children[0][0]), children[0][1]
-    return prefix
-
-
-def _path(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name
-
-
 def _renamed(table: Table, prefix: str) -> Table:
-    return replace(table, names=tuple(_path(prefix, n) for n in table.names)) if prefix else table
+    return replace(table, names=tuple(joined(prefix, n) for n in table.names)) if prefix else table
 
 
 def _group(

@@ -5,13 +5,14 @@ import threading
 from collections.abc import Callable
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tiebeam.backends.torch.optimizers.groups import check_report
-from tiebeam.backends.torch.session import unwrapped
+from tiebeam.backends.torch.wrapped import inside, joined
 from tiebeam.core.facts import Lookup
 from tiebeam.core.report import Report
+from tiebeam.core.training.groups import check_report
 from tiebeam.errors import InputError, RangeError
 
 GATHERS = frozenset(("embedding", "embedding_bag", "__getitem__", "index_select", "index", "gather", "take_along_dim"))
@@ -57,11 +58,15 @@ class Mixing:
         self.remove()
 
     def _enter(self, module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():  # which would trace the mode too, and weight twice
+            raise _compiled_error(self._paths[module])
         weighing = _Weighing(self._places[module], self)
         self._open.setdefault((threading.get_ident(), module), []).append(weighing)
         weighing.__enter__()  # type: ignore[no-untyped-call]
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # what `_enter` refused
         opened = self._open.get((threading.get_ident(), module))
         if not opened:
             return  # another pre-hook raised before ours
@@ -104,8 +109,8 @@ def mix_roles(model: nn.Module, report: Report, *, lookup: float) -> Mixing:
     and neither does the forward pass. It composes with accumulation, gradient scalers and checkpoints.
 
     Args:
-        model: The model, or a data-parallel wrapper of it.
-        report: Of `tiebeam.inspect(model, ...)`.
+        model: The model, or a data-parallel wrapper of it; compiled at most in parts that hold no lookup.
+        report: Of `tiebeam.inspect(model, ...)`, or of the same model before it was wrapped.
         lookup: 0 or more. Above 1 it makes up for a readout that dominates; 1.0 installs nothing.
 
     Returns:
@@ -113,8 +118,10 @@ def mix_roles(model: nn.Module, report: Report, *, lookup: float) -> Mixing:
 
     Raises:
         RangeError: `lookup` is negative or not finite.
-        InputError: The report holds no table that is tied, or is of another model; in the next forward pass: where
-            a lookup cannot be seen at its parameter.
+        InputError: The report holds no table that is tied, or is of another model, or the lookup is in what
+            `torch.compile` compiles; in the next forward pass: where a lookup cannot be seen at its parameter.
+
+    Assumes: no compiled graph of the model is older than this. Such a graph knows of no hooks and weights nothing.
 
     Source: the gradient of a table with two roles is the sum of two.
 
@@ -132,7 +139,7 @@ def mix_roles(model: nn.Module, report: Report, *, lookup: float) -> Mixing:
     """
     _checked(lookup)
     check_report(report)
-    inner = unwrapped(model)
+    prefix, inner = inside(model, report)
     modules, tensors = dict(inner.named_modules()), dict(inner.named_parameters(remove_duplicate=False))
     uses = [use for t in report.tables if t.tied for use in t.lookups]
     if not uses:
@@ -144,6 +151,7 @@ def mix_roles(model: nn.Module, report: Report, *, lookup: float) -> Mixing:
     places: dict[nn.Module, list[Tensor]] = {}
     for use in uses:
         _check(use, modules, tensors, report)
+        _check_not_compiled(model, joined(prefix, use.where))
         places.setdefault(modules[use.where], []).append(tensors[use.name])
     return Mixing(places, {modules[u.where]: u.where for u in uses}, lookup)
 
@@ -166,3 +174,20 @@ def _check(use: Lookup, modules: dict[str, nn.Module], tensors: dict[str, nn.Par
             f"{use.name!r} is looked up by a product with a one-hot matrix, whose gradient cannot be weighted here",
             expected="a gather: nn.Embedding, F.embedding or table[ids]",
         )
+
+
+def _check_not_compiled(model: nn.Module, path: str) -> None:
+    """Refuse a lookup within what is compiled: graphs that exist do not see hooks that come later."""
+    for name, module in model.named_modules():
+        around = not name or path == name or path.startswith(f"{name}.")
+        if around and ("_orig_mod" in module._modules or module._compiled_call_impl is not None):
+            raise _compiled_error(path)
+
+
+def _compiled_error(path: str) -> InputError:
+    return InputError(
+        f"the lookup in {path or 'the model'!r} is compiled: its gradient cannot be weighted",
+        got="a model under torch.compile",
+        expected="a lookup that runs as it is written",
+        hint="compile the blocks behind the lookup one by one (block.compile()), and not the whole model",
+    )

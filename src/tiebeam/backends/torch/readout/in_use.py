@@ -7,14 +7,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from tiebeam.backends.torch.optimizers.groups import check_report
 from tiebeam.backends.torch.readout.deferred import Deferred, Recipe
 from tiebeam.backends.torch.readout.nodes import Origin, Tally
 from tiebeam.backends.torch.session import unwrapped
+from tiebeam.backends.torch.wrapped import inside
 from tiebeam.blocks.readout_loss.torch.plain import in_sight
 from tiebeam.blocks.readout_loss.torch.sharded import is_sharded
 from tiebeam.core.facts import Readout
 from tiebeam.core.report import Report
+from tiebeam.core.training.groups import check_report
 from tiebeam.errors import InputError
 
 BY_HAND = "call tiebeam.torch.readout_loss(hidden, table, targets) where the model computes its loss"
@@ -130,9 +131,9 @@ def use_readout_loss(model: nn.Module, report: Report) -> ReadoutLossInUse:
     logits that a model returns can be looked at, and generating text works. No weight changes, and none is copied.
 
     Args:
-        model: The model, or a data-parallel wrapper of it.
-        report: Of `tiebeam.inspect(model, ...)`. It says which layer reads the table, and with which soft cap; where
-            the model's code caps otherwise, the logits are computed.
+        model: The model, or a wrapper of it (data-parallel, `torch.compile`).
+        report: Of `tiebeam.inspect(model, ...)`, or of the same model before it was wrapped. It says which layer reads
+            the table, and with which soft cap; where the model's code caps otherwise, the logits are computed.
 
     Returns:
         A context manager; or keep it, look at `.tally`, and call `.remove()`.
@@ -142,7 +143,7 @@ def use_readout_loss(model: nn.Module, report: Report) -> ReadoutLossInUse:
             its logits, its table is not the layer's own (weight normalisation), or a wrapper brings its parameters only
             for its own pass. Nothing was changed then.
 
-    Assumes: whatever compiles the model sees it as it was; logits are then computed.
+    Assumes: whatever compiles the model sees it as it was; logits are then computed, and not counted.
 
     Example:
         >>> import tiebeam
@@ -156,7 +157,7 @@ def use_readout_loss(model: nn.Module, report: Report) -> ReadoutLossInUse:
         Tally(losses=1, logits=0, why=())
     """
     check_report(report)
-    inner = unwrapped(model)
+    _, inner = inside(unwrapped(model), report)
     modules, tensors = dict(inner.named_modules()), dict(inner.named_parameters(remove_duplicate=False))
     found: dict[nn.Linear, float | None] = {}
     for table in report.tables:
@@ -179,7 +180,7 @@ def _layer(use: Readout, modules: dict[str, nn.Module], tensors: dict[str, nn.Pa
             got=f"a report of {report.model}",
             hint="report = tiebeam.inspect(model, inputs)",
         )
-    where = f"the readout of {use.name!r} in {use.where or 'the model itself'!r}"
+    where = f"the readout of {use.name!r} in {repr(use.where) if use.where else 'the model itself'}"
     if type(module).forward is not nn.Linear.forward or module.weight is not tensors[use.name]:
         raise InputError(
             f"{where} is no linear layer of that table",
