@@ -135,7 +135,7 @@ def _(
     none = hidden.new_empty
     return Results(
         loss=hidden.new_empty((tokens,) if reduction == "none" else (), dtype=out),
-        hidden=torch.empty_like(hidden, dtype=_kept(hidden.dtype)) if gradients[0] else none(0),
+        hidden=none(hidden.shape, dtype=_kept(hidden.dtype)) if gradients[0] else none(0),  # not as `hidden` lies
         table=table.new_empty(table.shape, dtype=_kept(table.dtype)) if gradients[1] else none(0),
         bias=none(0) if bias is None or not gradients[2] else bias.new_empty(bias.shape, dtype=_kept(bias.dtype)),
         factor=none(0) if factor is None or not gradients[3] else factor.new_empty((), dtype=_kept(factor.dtype)),
