@@ -104,8 +104,8 @@ def readout_loss(
         returns: "loss", or "stats" for `(loss, ReadoutStats)`.
 
     Returns:
-        A scalar, or of the targets' shape; float32, float64 where an argument is. Unit: nats. NaN where every target
-        is ignored and the mean is asked for.
+        A scalar, or of the targets' shape; float32, float64 where hidden or table is. Unit: nats. NaN where every
+            target is ignored and the mean is asked for.
 
     Raises:
         ShapeError: Shapes do not fit.

@@ -149,4 +149,4 @@ def _tables(tokens: Tokens, table: Table, wanted: Wanted, room: Room, row: Tenso
         if wanted.table is not None:
             multiply(wanted.table[piece], e.mT, weighted, add=wanted.started)
         if wanted.bias is not None:
-            wanted.bias[piece] += torch.mv(e.mT, row.squeeze(-1).to(e.dtype))
+            wanted.bias[piece] += torch.mv(e.to(table.wide).mT, row.squeeze(-1))  # what targets take is near this sum
