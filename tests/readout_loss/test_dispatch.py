@@ -176,6 +176,23 @@ def test_products_are_bfloat16_only_where_both_are_and_the_processor_can(monkeyp
     assert precision.product_dtype(narrow, narrow) == torch.float32
 
 
+def test_the_gradient_of_a_bias_is_not_the_difference_of_rounded_sums(monkeypatch):
+    """Where a model predicts as often as it meets, probabilities sum to about the number of targets."""
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda device: True)
+    draws = torch.Generator().manual_seed(0)
+    hidden = torch.randn(1024, 64, generator=draws).bfloat16()
+    table = (torch.randn(50, 64, generator=draws) / 8.0).bfloat16()
+    bias = -torch.arange(1, 51).log().bfloat16()
+    exact = [t.double().requires_grad_() for t in (hidden, table, bias)]
+    logits = exact[0] @ exact[1].T + exact[2]
+    targets = torch.multinomial(logits.detach().softmax(-1), 1, generator=draws).flatten()
+    torch.nn.functional.cross_entropy(logits, targets).backward()
+    bias.requires_grad_()
+    readout_loss(hidden, table, targets, bias=bias).backward()
+    right = exact[2].grad
+    assert float((bias.grad - right).norm() / right.norm()) < 5e-3
+
+
 # ---- sizes
 
 

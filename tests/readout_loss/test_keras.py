@@ -263,3 +263,35 @@ def test_a_factor_of_each_feature_is_refused_and_statistics_leave_a_graph():
     ids[0, 0] = VOCAB
     _, stats = tf.function(lambda i: readout_loss(*given, ids=i, returns="stats"), autograph=False)(tf.constant(ids))
     assert np.isnan(stats.own_logit).sum() == 1
+
+
+@pytest.mark.skipif(ON != "tensorflow", reason="JAX always compiles")
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(("count", "chunk"), [(10, 4), (1, "auto"), (10, "auto")])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_compiled_by_xla_it_has_gradients_in_any_number_of_blocks(known, count, chunk, reduction):
+    import tensorflow as tf
+
+    hidden, table, targets, _ = problem(ignored=0 if count == 1 else 2)
+    given = tf.constant(hidden.reshape(10, WIDTH)[:count], tf.float32), tf.constant(targets.reshape(10)[:count])
+    table = tf.constant(table, tf.float32)
+
+    def step(hidden, targets):
+        with tf.GradientTape() as tape:
+            tape.watch((hidden, table))
+            loss, stats = readout_loss(
+                hidden, table, targets, chunk=chunk, reduction=reduction, ids=targets * 0, returns="stats"
+            )
+        return loss, stats.logsumexp, stats.own_logit, *tape.gradient(loss, (hidden, table))
+
+    any_size = [tf.TensorSpec((None, WIDTH)), tf.TensorSpec((None,), tf.int64)]
+    compiled = tf.function(step, input_signature=None if known else any_size, jit_compile=True, autograph=False)
+    for found, wanted in zip(compiled(*given), step(*given), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.skipif(ON != "tensorflow", reason="the others never narrow a number")
+def test_a_constant_factor_has_all_digits_in_float64():
+    hidden, table, targets, _ = problem()
+    found = float(readout_loss(hidden, table, targets, factor=0.3))
+    assert found == pytest.approx(float(reference(hidden, table, targets, factor=0.3)), rel=1e-12)

@@ -52,6 +52,7 @@ REFUSED = {
     "a sparse table": ((HIDDEN, TABLE.to_sparse(), TARGETS), {}, InputError, "layout torch.sparse_coo"),
     "a table of 8 bits": ((HIDDEN, TABLE.to(torch.float8_e4m3fn), TARGETS), {}, InputError, "torch.float8_e4m3fn"),
     "a table of one axis": ((HIDDEN, TABLE[0], TARGETS), {}, ShapeError, "(vocab, width)"),
+    "no width": ((HIDDEN[..., :0], TABLE[:, :0], TARGETS), {}, ShapeError, "shape (7, 0)"),
     "no vocabulary": ((HIDDEN, TABLE[:0], TARGETS), {}, ShapeError, "shape (0, 4)"),
     "targets of another shape": ((HIDDEN, TABLE, TARGETS.T), {}, ShapeError, "(2, 3), beside hidden"),
     "a bias of another size": ((HIDDEN, TABLE, TARGETS), {"bias": torch.ones(4)}, ShapeError, "bias"),
@@ -106,6 +107,17 @@ def test_what_makes_no_sense_is_refused_before_any_work(what, monkeypatch):
 def test_what_is_ignored_may_be_read_at_any_id():
     pad = at(99, 0, 0)
     readout_loss(HIDDEN, TABLE, at(-100, 0, 0), ids=pad, returns="stats")
+
+
+def test_an_ignore_index_that_the_dtype_of_targets_cannot_hold_is_none_of_them():
+    """As a byte -100 is 156."""
+    table, targets = torch.eye(200, 4), torch.tensor([156, 3, 156], dtype=torch.uint8)
+    hidden = table[targets.long()]
+    _, stats = readout_loss(hidden, table, targets, returns="stats")
+    _, same = readout_loss(hidden, table, targets.long(), returns="stats")
+    assert stats.counted.all()
+    assert torch.equal(stats.best, same.best)
+    assert stats.accuracy == same.accuracy
 
 
 def test_what_is_ignored_may_be_no_number():

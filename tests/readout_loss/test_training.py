@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.readout_loss.reference import Problem, cross_entropy
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import tiebeam
@@ -152,7 +153,9 @@ def test_the_operator_keeps_what_torch_asks_of_operators(name):
         None,
     )
     detached = [t.detach() if isinstance(t, torch.Tensor) else t for t in tensors]
-    torch.library.opcheck(readout_loss_op, (*detached, *numbers), test_utils=("test_schema", "test_faketensor"))
+    for hidden in (detached[0], detached[0].T.contiguous().T):  # a compiler relies on how results lie, too
+        given = (hidden, *detached[1:], *numbers)
+        torch.library.opcheck(readout_loss_op, given, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -254,6 +257,21 @@ def test_a_second_derivative_is_refused_of_whatever_tensor_it_is_asked_for(optio
             whole(loss, weight)
 
 
+@pytest.mark.parametrize("options", [{}, {"reduction": "none"}], ids=["mean", "none"])
+def test_a_backward_pass_through_a_transform_is_refused_and_parameters_may_be_transformed(options):
+    """The gradient that a transform returned had no history: a penalty on it was left out without a word."""
+    problem = Problem.of((6,))
+
+    def grad(way):
+        return torch.func.grad(lambda h: way(h, problem.table, problem.targets, **options).sum())(problem.hidden)
+
+    found = grad(readout_loss)
+    torch.testing.assert_close(found, grad(cross_entropy))
+    for leaf in (problem.hidden, problem.table):
+        with pytest.raises(GradientError, match="second derivative of readout_loss"):
+            torch.autograd.grad(leaf.square().sum() + found.square().sum(), leaf, retain_graph=True)
+
+
 def test_one_transform_inside_another_is_refused_before_it_finds_zero():
     problem = Problem.of((2,), 5, 3)
     table = problem.table.detach()
@@ -289,6 +307,13 @@ def test_on_meta_tensors_it_has_a_shape_and_gradients():
     loss = readout_loss(hidden, table, torch.zeros(3, dtype=torch.int64, device="meta"), reduction="none")
     loss.sum().backward()
     assert loss.shape == (3,)
+    assert table.grad.shape == (7, 4)
+
+
+def test_on_fake_tensors_it_has_a_shape_and_gradients():
+    with FakeTensorMode():
+        hidden, table = torch.ones(3, 4, requires_grad=True), torch.ones(7, 4, requires_grad=True)
+        readout_loss(hidden, table, torch.zeros(3, dtype=torch.int64)).backward()
     assert table.grad.shape == (7, 4)
 
 

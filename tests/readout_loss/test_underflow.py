@@ -60,3 +60,27 @@ def test_weights_of_zero_or_below_are_as_in_plain_cross_entropy():
     assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
     for ours, theirs in zip((hidden, table), plain, strict=True):
         assert torch.allclose(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_a_loss_that_counts_next_to_nothing_has_the_gradients_of_what_it_counts():
+    """One over a large denominator times a small upstream gradient was 0 in float32."""
+    hidden, table, targets = problem(std=0.1)
+    bias, upstream = torch.full((len(table),), 34.0), 1e-30
+    readout_loss(hidden, table, targets, bias=bias, reduction="none").sum().backward(torch.tensor(upstream))
+    exact = [t.detach().double().requires_grad_() for t in (hidden, table)]
+    F.cross_entropy(exact[0] @ exact[1].T + bias, targets, reduction="sum").backward(torch.tensor(upstream).double())
+    for found, wanted in zip((hidden, table), exact, strict=True):
+        assert float((found.grad - wanted.grad).norm() / wanted.grad.norm()) < 1e-5
+
+
+@pytest.mark.parametrize(("size", "reduction", "upstream"), [(1e-4, "mean", 65536.0), (3.0, "sum", 1e-3)])
+def test_the_gradient_of_a_float16_factor_is_scaled_before_it_is_rounded(size, reduction, upstream):
+    hidden, table, targets = problem(std=size, tokens=4096, vocab=11)
+    hidden, table = (hidden.detach() * size).half(), table.detach().half()
+    factor = torch.ones((), dtype=torch.float16, requires_grad=True)
+    exact = torch.ones((), dtype=torch.float64, requires_grad=True)
+    (readout_loss(hidden, table, targets, factor=factor, reduction=reduction) * upstream).backward()
+    logits = exact * hidden.double() @ table.double().T
+    (F.cross_entropy(logits, targets, reduction=reduction) * upstream).backward()
+    assert factor.grad.dtype == torch.float16
+    assert factor.grad.item() == pytest.approx(exact.grad.item(), rel=1e-3)

@@ -111,7 +111,7 @@ def readout_loss(
         returns: "loss", or "stats" for `(loss, ReadoutStats)`.
 
     Returns:
-        A scalar, or of the targets' shape; float32, float64 where an argument is. Unit: nats.
+        A scalar, or of the targets' shape; float32, float64 where hidden or table is. Unit: nats.
 
     Raises:
         ShapeError: Shapes do not fit.

@@ -41,7 +41,7 @@ def readout_loss(
         returns: "loss", or "stats" for the loss and a record of `logsumexp`, `best`, `own_logit` and `counted`.
 
     Returns:
-        A scalar, or of the targets' shape; float32, float64 where an argument is. Unit: nats.
+        A scalar, or of the targets' shape; float32, float64 where hidden or table is. Unit: nats.
 
     Raises:
         ShapeError, InputError, RangeError: As in PyTorch; what needs numbers, as a target outside the table, where they

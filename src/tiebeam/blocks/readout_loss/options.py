@@ -93,7 +93,7 @@ def check_shapes(hidden: Shape, table: Shape, targets: Shape, **more: Shape | No
     Example:
         >>> check_shapes((2, 3, 8), (11, 8), (2, 3), bias=(11,))
     """
-    if len(table) != 2 or not table[0]:
+    if len(table) != 2 or 0 in table:
         raise ShapeError(f"the table of {NAME}", got=f"shape {table}", expected="(vocab, width)")
     if not hidden or not _fits(hidden[-1:], table[1:]):
         raise ShapeError(

@@ -73,7 +73,7 @@ def loss_of(
     vocab, width = table.shape
     copies = 1 if tf.config.list_physical_devices("GPU") else COPIES
     chunk = choose(hidden.shape[0] or GUESS, vocab, width, chunk=options.chunk, copies=copies).tokens
-    factor = tf.cast(_checked_factor(factor), wide)
+    factor = _checked_factor(factor, wide)
     zero = tf.zeros((), wide)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -141,10 +141,10 @@ def check(given: dict[str, Any], options: Options) -> None:
         _check_numbers(given, options)
 
 
-def _checked_factor(factor: Any) -> Any:
-    """A number, or a tensor of no axes."""
+def _checked_factor(factor: Any, wide: Any) -> Any:
+    """A number, or a tensor of no axes, as one of dtype `wide`."""
     if isinstance(factor, float):
-        return factor
+        return tf.constant(factor, wide)  # a cast would make it float32 first
     shape, dtype = tuple(factor.shape), tf.as_dtype(factor.dtype)
     if shape:
         raise RangeError(f"a learned factor of {NAME}", got=f"shape {shape}", expected="shape ()")
@@ -152,7 +152,7 @@ def _checked_factor(factor: Any) -> Any:
         raise say.not_floating("factor", dtype.name)
     if tf.executing_eagerly() and dtype != tf.float16 and not np.isfinite(np.asarray(tf.cast(factor, tf.float64))):
         raise say.not_finite("factor", ())
-    return factor
+    return tf.cast(factor, wide)
 
 
 def _check_numbers(given: dict[str, Any], options: Options) -> None:
@@ -184,28 +184,55 @@ def _sweep(given: _Given, scale: Any, *, gradients: bool) -> tuple[Found, list[A
     whole |= {name: tf.cast(counted, wide) * a for name, a in zip(("share", "share_z"), each, strict=True)}
     # The gradient of a loss that is NaN.
     whole["share"] = tf.where(outside, tf.constant(math.nan, wide), whole["share"])
-    tokens = tf.shape(given.hidden)[0]
-    count = tf.cast(tf.math.ceil(tokens / given.chunk), tf.int32)
+    cut = _Blocks.of(given.hidden, given.chunk)
+    whole |= {"hidden": given.hidden} if given.ids is None else {"hidden": given.hidden, "ids": given.ids}
+    whole = {name: cut.padded(a) for name, a in whole.items()}
     kinds = (wide, wide, wide, tf.bool, wide, given.kept)
-    arrays = [tf.TensorArray(kind, count, infer_shape=False, element_shape=None) for kind in kinds]
+    arrays = [tf.TensorArray(kind, cut.count, infer_shape=False, element_shape=None) for kind in kinds]
     sizes = (given.table.shape, (vocab,), ()) if gradients else ((), (), ())
     state = [tf.zeros(size, wide) for size in sizes]
 
     def look(i: Any, arrays: Any, state: Any) -> Any:
-        at = slice(i * given.chunk, tf.minimum((i + 1) * given.chunk, tokens))
-        part = {name: a[at] for name, a in whole.items()}
-        ids = None if given.ids is None else given.ids[at]
-        seen, more, grad = _block(given, given.hidden[at], ids, part, gradients)
+        part = {name: cut.block(a, i) for name, a in whole.items()}
+        seen, more, grad = _block(given, part["hidden"], part.get("ids"), part, gradients)
         filled = [a.write(i, t) for a, t in zip(arrays, (*seen, grad), strict=True)]
         return i + 1, filled, [a + b for a, b in zip(state, more, strict=True)] if gradients else state
 
     _, arrays, state = tf.while_loop(
-        lambda i, *_: i < count, look, (0, arrays, state), parallel_iterations=1, swap_memory=False
+        lambda i, *_: i < cut.count, look, (0, arrays, state), parallel_iterations=1, swap_memory=False
     )
-    ce, z, lse, best, own, hidden = (a.concat() for a in arrays)
+    ce, z, lse, best, own, hidden = (a.concat()[: cut.tokens] for a in arrays)
     loss = ce + z if options.reduction == "none" else tf.reduce_sum(ce) / sums[0] + tf.reduce_sum(z) / sums[1]
     table, bias, factor = state
     return Found(loss, lse, best, own), [hidden, table, factor * 0 if given.bias is None else bias, factor]
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Tokens in blocks of one size, without which XLA compiles no loop: what is missing to a whole one does not count.
+
+    Attributes:
+        tokens, count, size: Tokens in all, blocks, and tokens in each; numbers, or tensors that a graph finds out.
+    """
+
+    tokens: Any
+    count: Any
+    size: Any
+
+    @classmethod
+    def of(cls, hidden: Any, chunk: int) -> "_Blocks":
+        """Equal blocks, of `chunk` tokens at most."""
+        tokens = hidden.shape[0] or tf.shape(hidden)[0]
+        count = -(-tokens // chunk)
+        return cls(tokens, count, -(-tokens // count))
+
+    def padded(self, a: Any) -> Any:
+        """(tokens, ...) with zeros up to a whole block."""
+        return tf.pad(a, [[0, self.count * self.size - self.tokens], *[[0, 0]] * (a.shape.rank - 1)])
+
+    def block(self, a: Any, i: Any) -> Any:
+        """The block of a number, of what was padded."""
+        return tf.slice(a, [i * self.size, *[0] * (a.shape.rank - 1)], [self.size, *a.shape[1:]])
 
 
 def _block(given: _Given, hidden: Any, ids: Any, part: dict[str, Any], gradients: bool) -> tuple[Any, Any, Any]:

@@ -104,8 +104,8 @@ def readout_loss(
         returns: "loss", or "stats" for `(loss, ReadoutStats)`.
 
     Returns:
-        A scalar, or of the targets' shape; float32, float64 where an argument is. Unit: nats. NaN where every target
-        is ignored and the mean is asked for.
+        A scalar, or of the targets' shape; float32, float64 where hidden or table is. Unit: nats. NaN where every
+            target is ignored and the mean is asked for.
 
     Raises:
         ShapeError: Shapes do not fit.
@@ -143,6 +143,7 @@ def readout_loss(
         raise RangeError(f"returns of {NAME}", got=repr(returns), expected="'loss' or 'stats'")
     factor = factor if isinstance(factor, Tensor) else checked_factor(factor)
     _check(hidden, table, targets, factor, bias, weight, ids)
+    targets = targets.long()  # an ignore_index that a narrower dtype cannot hold would come round to a token
     if in_sight():
         loss, stats = plain(hidden, table, targets, factor, bias, weight, ids, options)
         return (loss, stats) if returns == "stats" else loss
@@ -153,7 +154,7 @@ def readout_loss(
     call = choose_fused(_asked(part, weight, returns, options))
     if call is not None:
         read = part.hidden if isinstance(factor, float) and factor == 1.0 else part.hidden * part.factor
-        loss = call(read.flatten(0, -2), part.table, targets.reshape(-1).long(), part.bias, weight, options)
+        loss = call(read.flatten(0, -2), part.table, targets.reshape(-1), part.bias, weight, options)
         return loss.view(targets.shape) if options.reduction == "none" else loss
     results = _blocked(part, targets, weight, ids, options, best=returns == "stats")
     loss = results.loss.view(targets.shape) if options.reduction == "none" else results.loss
@@ -235,6 +236,6 @@ def _blocked(
     read = None if ids is None else ids.reshape(-1).long()
     return Results(
         *ReadoutLoss.apply(  # type: ignore[no-untyped-call]
-            flat, part.table, part.bias, learned, targets.reshape(-1).long(), weight, read, numbers
+            flat, part.table, part.bias, learned, targets.reshape(-1), weight, read, numbers
         )
     )

@@ -39,9 +39,14 @@ class ReadoutLoss(torch.autograd.Function):
         *tensors, numbers = inputs
         ctx.numbers = numbers
         ctx.dtypes = [None if t is None else t.dtype for t in tensors[:4]]
-        ctx.save_for_backward(*(tensors if numbers.reduction == "none" else output[1:5]))
-        plain = not torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is None
-        ctx.links = [_link(t) for t in tensors[:4] if t is not None and t.requires_grad] if plain else []
+        kept = tensors if numbers.reduction == "none" else output[1:5]
+        ctx.links = links = []
+        if not torch.compiler.is_compiling():
+            level = torch._C._functorch.maybe_current_level()
+            links = [_link(t) for t in tensors[:4] if t is not None and (level is not None or t.requires_grad)]
+            ctx.links = links if level is None else []
+            links = [] if level is None else links  # a transform knows of what is saved alone
+        ctx.save_for_backward(*kept, *links)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
@@ -50,32 +55,28 @@ class ReadoutLoss(torch.autograd.Function):
         compiling = torch.compiler.is_compiling()
         if not compiling and torch._C._functorch.is_legacy_batchedtensor(grad):
             raise _no_transform("is_grads_batched, or a vectorized Jacobian")
-        wants, saved = ctx.numbers.gradients, ctx.saved_tensors
+        count, saved = TENSORS if ctx.numbers.reduction == "none" else 4, ctx.saved_tensors
+        saved, links = saved[:count], (*saved[count:], *ctx.links)
         by = grad.detach()
-        if ctx.numbers.reduction == "none":
-            numbers = ctx.numbers._replace(reduction="sum", best=False)
-            *tensors, _ = saved  # the tokens read are asked for by the statistics alone
-            saved = Results(*readout_loss_op(*tensors, None, by.contiguous(), *numbers))[1:5]
-            by = torch.ones((), dtype=by.dtype, device=by.device)
         if torch.is_grad_enabled() and not compiling:  # (create_graph=True)
-            wrapped = _within_a_transform() or any(map(torch._C._functorch.is_functorch_wrapped_tensor, saved))
-            saved = saved if wrapped else [t.detach().requires_grad_() for t in saved]
-            links = () if wrapped else (grad, *ctx.links)
-            return (*_Once.apply(by, wants, ctx.dtypes, *saved, *links), *(None,) * (TENSORS - 3))  # type: ignore[no-untyped-call]
-        scaled = _scaled(saved, by, wants, ctx.dtypes, not compiling and _frees_what_it_saved())
-        return (*scaled, *(None,) * (TENSORS - 3))
+            _within_a_transform()
+            found = _Once.apply(by, ctx.numbers, ctx.dtypes, *saved, grad, *links)  # type: ignore[no-untyped-call]
+        else:
+            found = _gradients(by, ctx.numbers, ctx.dtypes, saved, not compiling and _frees_what_it_saved())
+        return (*found, *(None,) * (TENSORS - 3))
 
 
 class _Once(torch.autograd.Function):
-    """Scales gradients as `ReadoutLoss` does, where a second derivative may be asked for: there is none.
+    """Finds gradients as `ReadoutLoss` does, where a second derivative may be asked for: there is none.
 
-    Behind the four gradients that were saved it takes what they depend on: autograd goes to the inputs that it was
-    named alone, and without a way to them it would leave this out, and with it the curvature of the loss.
+    Behind what was saved for them it takes what they depend on: autograd goes to the inputs that it was named alone,
+    and without a way to them it would leave this out, and with it the curvature of the loss. It is a function of its
+    own because what autograd records outside of a transform of `torch.func` is recorded there too.
     """
 
     @staticmethod
-    def forward(by: Tensor, wants: list[bool], dtypes: list[torch.dtype | None], *saved: Tensor) -> Any:
-        return _scaled(saved[:4], by, wants, dtypes, mine=False)
+    def forward(by: Tensor, numbers: Numbers, dtypes: list[torch.dtype | None], *saved: Tensor) -> Any:
+        return _gradients(by, numbers, dtypes, saved, mine=False)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -143,11 +144,25 @@ def _within_a_transform() -> bool:
     return level is not None
 
 
+def _gradients(
+    by: Tensor, numbers: Numbers, dtypes: Sequence[torch.dtype | None], saved: Sequence[Any], mine: bool
+) -> tuple[Tensor | None, ...]:
+    """The gradients of what a loss, or each, is multiplied by: those that came with it, or found now."""
+    if numbers.reduction == "none":
+        asked = numbers._replace(reduction="sum", best=False)
+        hidden, table, bias, factor, targets, weight, _ = saved[:TENSORS]  # the tokens read are for statistics alone
+        given = (hidden, table, bias, factor, targets, weight, None)
+        saved = Results(*readout_loss_op(*given, by.contiguous(), *asked))[1:5]
+        by = torch.ones((), dtype=by.dtype, device=by.device)
+    return _scaled(saved[:4], by, numbers.gradients, dtypes, mine)
+
+
 def _scaled(
     saved: Sequence[Tensor], by: Tensor, wants: Sequence[bool], dtypes: Sequence[torch.dtype | None], mine: bool
 ) -> tuple[Tensor | None, ...]:
     """The gradients times that of the loss, each in the dtype of what it belongs to."""
-    as_they_are = not torch.compiler.is_compiling() and by.device.type == "cpu" and float(by) == 1.0
+    known = not torch.compiler.is_compiling() and by.device.type == "cpu" and type(by) is Tensor  # a fake has no number
+    as_they_are = known and float(by) == 1.0
 
     def scaled(t: Tensor, dtype: torch.dtype | None) -> Tensor:
         if not mine:  # what is kept for another pass is not handed out: gradients are added to in place

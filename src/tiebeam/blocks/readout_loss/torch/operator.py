@@ -135,10 +135,10 @@ def _(
     none = hidden.new_empty
     return Results(
         loss=hidden.new_empty((tokens,) if reduction == "none" else (), dtype=out),
-        hidden=torch.empty_like(hidden, dtype=_kept(hidden.dtype)) if gradients[0] else none(0),
+        hidden=none(hidden.shape, dtype=_kept(hidden.dtype)) if gradients[0] else none(0),  # not as `hidden` lies
         table=table.new_empty(table.shape, dtype=_kept(table.dtype)) if gradients[1] else none(0),
         bias=none(0) if bias is None or not gradients[2] else bias.new_empty(bias.shape, dtype=_kept(bias.dtype)),
-        factor=none(0) if factor is None or not gradients[3] else factor.new_empty(()),
+        factor=none(0) if factor is None or not gradients[3] else factor.new_empty((), dtype=_kept(factor.dtype)),
         lse=none((tokens,), dtype=out),
         own=none((tokens if inputs is not None else 0,), dtype=out),
         best=none((tokens if best else 0,), dtype=torch.bool),
@@ -288,7 +288,7 @@ def _results(
         hidden=none(0) if grad is None else _spread(grad, rows, count, 0.0),
         table=none(0) if wanted.table is None else wanted.table.to(_kept(table.dtype)),
         bias=none(0) if bias is None or wanted.bias is None else wanted.bias.to(_kept(bias.dtype)),
-        factor=none(0) if factor is None or not numbers.gradients[3] else found.factor.to(factor.dtype),
+        factor=none(0) if factor is None or not numbers.gradients[3] else found.factor.to(_kept(factor.dtype)),
         lse=_spread(found.lse.to(out), rows, count, nan),
         own=none(0, dtype=out) if found.own is None else _spread(found.own.to(out), rows, count, nan),
         best=none(0, dtype=torch.bool) if found.best is None else _spread(found.best, rows, count, False),

@@ -42,7 +42,7 @@ def plain(
     inputs: Tensor | None,
     options: Options,
 ) -> tuple[Tensor, ReadoutStats]:
-    """Return the loss and its statistics; arguments as those of `readout_loss`."""
+    """Return the loss and its statistics; arguments as those of `readout_loss`, targets in int64."""
     read = hidden if isinstance(factor, float) and factor == 1.0 else hidden * factor
     logits = F.linear(read, table, bias)
     if options.soft_cap is not None:
@@ -50,7 +50,7 @@ def plain(
     counted = targets != options.ignore_index
     loss = F.cross_entropy(
         logits.flatten(0, -2) if logits.ndim > 1 else logits[None],
-        targets.reshape(-1).long(),
+        targets.reshape(-1),
         weight=weight,
         ignore_index=options.ignore_index,
         reduction=options.reduction,
@@ -64,7 +64,7 @@ def plain(
             loss = loss - z.sum() + z.sum() / counted.sum()
     loss = loss.view(targets.shape) if options.reduction == "none" else loss
     with torch.no_grad():
-        at = torch.where(counted, targets, 0).long().unsqueeze(-1)
+        at = torch.where(counted, targets, 0).unsqueeze(-1)
         best = (logits.gather(-1, at).squeeze(-1) >= logits.amax(-1)) & counted
         own = None if inputs is None else logits.gather(-1, inputs.long().unsqueeze(-1)).squeeze(-1)
         nan = float("nan")

@@ -26,6 +26,7 @@ from tiebeam.blocks.readout_loss.torch.parts import (
 LOG2E = math.log2(math.e)
 LARGEST_CAP = 64.0  # its sigmoid is rounded at 1/2, where small logits are a difference: to 1e-8 of the cap
 LEAST, MOST = 2.0**-30, 2.0**60  # denominators whose product with a hidden state stays a normal number
+LEAST_ROW = 2.0**-100  # the same of one over them, times what a token counts
 
 
 def quick(tokens: Tokens, table: Table, wanted: Wanted) -> tuple[Seen, Tensor | None] | None:
@@ -58,11 +59,14 @@ def quick(tokens: Tokens, table: Table, wanted: Wanted) -> tuple[Seen, Tensor | 
         if grad is not None:
             multiply(grad, kept, rows, add=number > 0)
     sums = table.ranks.sum_(sums) + target.exp()
-    if not bool(((sums >= LEAST) & (sums <= MOST)).all()):
+    lse = sums.log()
+    by = (tokens.pull(table, lse) / sums).mul_(exponentials.unit)
+    vanishes = (by != 0.0) & (by.abs() < LEAST_ROW)
+    if not bool(((sums >= LEAST) & (sums <= MOST) & ~vanishes).all()):
         return None
-    found = seen(tokens, table, sums.log(), target, top, _spread(tokens, table))
+    found = seen(tokens, table, lse, target, top, _spread(tokens, table))
     if wanted.any:
-        row = (tokens.pull(table, found.lse) / sums).mul_(exponentials.unit).to(table.wide).unsqueeze(-1)
+        row = by.to(table.wide).unsqueeze(-1)
         if grad is not None:
             grad.mul_(row)
         _tables(tokens, table, wanted, room, row)
@@ -145,4 +149,4 @@ def _tables(tokens: Tokens, table: Table, wanted: Wanted, room: Room, row: Tenso
         if wanted.table is not None:
             multiply(wanted.table[piece], e.mT, weighted, add=wanted.started)
         if wanted.bias is not None:
-            wanted.bias[piece] += torch.mv(e.mT, row.squeeze(-1).to(e.dtype))
+            wanted.bias[piece] += torch.mv(e.to(table.wide).mT, row.squeeze(-1))  # what targets take is near this sum
