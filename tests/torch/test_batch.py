@@ -57,7 +57,7 @@ def asks_for_a_number(model: Tied, x: Tensor) -> Tensor:
 
 
 def many_operations(model: Tied, x: Tensor) -> Tensor:
-    for _ in range(3 * batch.BATCH):
+    for _ in range(300):
         x = x * 2.0
         x = x * 0.5
     return x * 4.0
@@ -124,7 +124,43 @@ def writes_pieces_that_autograd_does_not_know(model: Tied, x: Tensor) -> Tensor:
     return torch.cat([piece.mul_(3.0) for piece in pieces])
 
 
+def narrows_itself_by_a_view_of_its_own(model: Tied, x: Tensor) -> Tensor:
+    y = x * 2.0
+    whole = y * 3.0
+    y.data = y.detach()[:1]
+    return whole + y * 0.0
+
+
+def borrows_other_weights(model: Tied, x: Tensor) -> Tensor:
+    weight = model.mid.weight
+    own = weight.data
+    weight.data = torch.eye(64) * 2.0
+    y = nn.functional.linear(x, weight)
+    weight.data = own  # as it was, before anything is settled
+    return y
+
+
+def reads_the_memory_of_its_weights(model: Tied, x: Tensor) -> Tensor:
+    first = nn.functional.linear(x, model.mid.weight)
+    return first + x @ model.mid.weight.data[:, :64]
+
+
+def freezes_weights_once_they_were_used(model: Tied, x: Tensor) -> Tensor:
+    y = nn.functional.linear(x, model.mid.weight)
+    model.mid.weight.requires_grad_(False)
+    return y
+
+
+def lies_where_it_lay_without_saying_so(model: Tied, x: Tensor) -> Tensor:
+    return torch.ops.aten._unsafe_view(x * 2.0, list(x.shape))
+
+
 CASES = [
+    (narrows_itself_by_a_view_of_its_own, None),
+    (borrows_other_weights, 1.0),
+    (reads_the_memory_of_its_weights, 1.0),
+    (freezes_weights_once_they_were_used, 1.0),
+    (lies_where_it_lay_without_saying_so, 2.0),
     (writes_pieces_that_autograd_does_not_know, 3.0),
     (looks_at_itself_often, 2.0),
     (writes_a_number_through_numpy, 3.0),
@@ -145,8 +181,9 @@ CASES = [
 
 @pytest.mark.parametrize(("between", "factor"), CASES, ids=lambda a: getattr(a, "__name__", str(a)))
 def test_the_factor_is_that_of_settling_each_operation_at_once(
-    between: Callable[[Tied, Tensor], Tensor], factor: float | None
+    between: Callable[[Tied, Tensor], Tensor], factor: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(batch, "BATCH", 64)
     model = Tied(between)
     (table,) = tiebeam.inspect(model, IDS).tables
     assert table.lookup_factor == (None if factor is None else pytest.approx(factor, rel=1e-6))
@@ -159,9 +196,9 @@ def test_the_factor_is_that_of_settling_each_operation_at_once(
 
 
 def _told(graph: Graph) -> list[object]:
-    """All of the graph but the numbers of values: a parameter has its own sooner in a batch."""
-    shapes = [v.shape for v in graph.values]
-    return [(n.op, [shapes[v] for v in n.inputs], n.axes, n.attached, n.where, n.recorded) for n in graph.nodes]
+    """All of the graph but the numbers of values: what nobody knows has its own sooner in a batch."""
+    known = [(v.shape, v.leaf and (v.leaf.names, v.leaf.span, v.leaf.trainable)) for v in graph.values]
+    return [(n.op, [known[v] for v in n.inputs], n.axes, n.attached, n.where, n.recorded) for n in graph.nodes]
 
 
 def test_what_was_looked_at_is_freed_without_the_garbage_collector() -> None:
