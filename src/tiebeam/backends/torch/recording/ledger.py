@@ -172,6 +172,8 @@ class Ledger:
         held = self.objects.get(id(t))
         if held is not None and held[1] is storage and held[2] == len(storage.log):
             return held[0]
+        if held is not None and storage.values:  # it has been lent other memory, or was written to
+            return self.value_at(storage, g)
         return self._leaf(t, storage, self.names.of(t), g, trainable)
 
     def place(self, t: torch.Tensor) -> tuple[Storage | None, Geometry]:
