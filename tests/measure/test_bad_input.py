@@ -73,7 +73,7 @@ class Placed(nn.Module):
 @pytest.mark.parametrize(
     ("given", "advice"),
     [
-        (torch.zeros(2, 6).long(), r"rows of at most 4 \(in a shell: --tokens 4\)"),
+        (torch.zeros(2, 6).long(), r"rows of at most 4 \(--tokens 4 of commands that have it\)"),
         (torch.full((1, 3), 50), "ids below 50$"),
     ],
     ids=["position", "id"],

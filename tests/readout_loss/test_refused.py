@@ -72,6 +72,7 @@ REFUSED = {
     "NaN in the hidden state": ((spoiled(HIDDEN, torch.nan, 1, 0, 2), TABLE, TARGETS), {}, InputError, "index (3, 2)"),
     "infinity in the table": ((HIDDEN, spoiled(TABLE, torch.inf, 5, 1), TARGETS), {}, InputError, "index (5, 1)"),
     "NaN in the bias": ((HIDDEN, TABLE, TARGETS), {"bias": torch.full((7,), torch.nan)}, InputError, "bias"),
+    "a bias of minus infinity": ((HIDDEN, TABLE, TARGETS), {"bias": torch.full((7,), -torch.inf)}, InputError, "-1e9"),
     "a table on another device": ((HIDDEN, TABLE.to("meta"), TARGETS), {}, InputError, "hidden on cpu, table on meta"),
     "targets on another device": (
         (HIDDEN, TABLE, TARGETS.to("meta")),

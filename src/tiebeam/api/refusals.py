@@ -83,7 +83,9 @@ def _outside(backend: Model, ids: list[Any], error: BaseException, argument: str
     advice = [f"pass {argument} with ids"]
     advice += [f"below {max(rows.values())}"] if rows and largest >= max(rows.values()) else ["that their table has"]
     if fits is not None:
-        advice.append(f"and rows of at most {fits} (in a shell: --tokens {fits}), where positions have a table")
+        advice.append(
+            f"and rows of at most {fits} (--tokens {fits} of commands that have it), where positions have a table"
+        )
     return InputError(
         f"{backend.name} does not run on these inputs: {type(error).__name__}: {error}",
         got=f"{', '.join(_kind(v) for v in ids)}: {longest} ids in a row, the largest {largest}",

@@ -154,11 +154,12 @@ def not_floating(name: str, dtype: object) -> InputError:
 
 def not_finite(name: str, first: tuple[int, ...]) -> NotFiniteError:
     """The error of NaN or infinity in what is read."""
+    left_out = "a row that is to get no probability has a bias such as -1e9; else " if name == "bias" else ""
     return NotFiniteError(
         f"{name} of {NAME} holds NaN or infinity: so would every gradient",
         got=f"the first at index {first[0] if len(first) == 1 else first}",
         expected="finite numbers",
-        hint="look for the layer or the step that made it",
+        hint=f"{left_out}look for the layer or the step that made it",
     )
 
 
