@@ -270,11 +270,24 @@ def test_a_compiled_wrapper_takes_the_report_of_the_model_inside_and_its_own():
     compiled = torch.compile(model, backend="eager")
     want = compiled(ids)
     for report in (tiebeam.inspect(model, ids), tiebeam.inspect(compiled, ids)):
-        with use_readout_loss(compiled, report):
+        with pytest.warns(UserWarning, match="changes nothing of a model under torch.compile"):
+            in_use = use_readout_loss(compiled, report)
+        with in_use:
             torch.testing.assert_close(compiled(ids), want)
             assert isinstance(model(ids), Deferred)  # the layer inside is the one that was meant
         assert not isinstance(model(ids), Deferred)
     torch.compiler.reset()
+
+
+def test_a_layer_that_is_not_compiled_with_the_rest_needs_no_word():
+    model, ids = LM(WAYS["as it is"]), torch.arange(6)[None]
+    report = tiebeam.inspect(model, ids)
+    model.embed.compile(backend="eager")
+    with use_readout_loss(model, report):  # a warning would be an error
+        pass
+    model.compile(backend="eager")
+    with pytest.warns(UserWarning, match="compile the part that ends in the hidden state"):
+        use_readout_loss(model, report).remove()
 
 
 class Direct(nn.Module):

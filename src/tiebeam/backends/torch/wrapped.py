@@ -36,3 +36,12 @@ def inside(model: nn.Module, report: Report) -> tuple[str, nn.Module]:
 def joined(prefix: str, name: str) -> str:
     """The path of what has this name within the prefix."""
     return f"{prefix}.{name}" if prefix else name
+
+
+def is_compiled(model: nn.Module, path: str) -> bool:
+    """Whether `torch.compile` compiles the module at this path: itself, or one that it is part of."""
+    return any(
+        "_orig_mod" in module._modules or module._compiled_call_impl is not None
+        for name, module in model.named_modules()
+        if not name or path == name or path.startswith(f"{name}.")
+    )

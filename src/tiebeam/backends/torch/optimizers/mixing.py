@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tiebeam.backends.torch.wrapped import inside, joined
+from tiebeam.backends.torch.wrapped import inside, is_compiled, joined
 from tiebeam.core.facts import Lookup
 from tiebeam.core.report import Report
 from tiebeam.core.training.groups import check_report
@@ -151,7 +151,8 @@ def mix_roles(model: nn.Module, report: Report, *, lookup: float) -> Mixing:
     places: dict[nn.Module, list[Tensor]] = {}
     for use in uses:
         _check(use, modules, tensors, report)
-        _check_not_compiled(model, joined(prefix, use.where))
+        if is_compiled(model, joined(prefix, use.where)):  # graphs that exist do not see hooks that come later
+            raise _compiled_error(joined(prefix, use.where))
         places.setdefault(modules[use.where], []).append(tensors[use.name])
     return Mixing(places, {modules[u.where]: u.where for u in uses}, lookup)
 
@@ -174,14 +175,6 @@ def _check(use: Lookup, modules: dict[str, nn.Module], tensors: dict[str, nn.Par
             f"{use.name!r} is looked up by a product with a one-hot matrix, whose gradient cannot be weighted here",
             expected="a gather: nn.Embedding, F.embedding or table[ids]",
         )
-
-
-def _check_not_compiled(model: nn.Module, path: str) -> None:
-    """Refuse a lookup within what is compiled: graphs that exist do not see hooks that come later."""
-    for name, module in model.named_modules():
-        around = not name or path == name or path.startswith(f"{name}.")
-        if around and ("_orig_mod" in module._modules or module._compiled_call_impl is not None):
-            raise _compiled_error(path)
 
 
 def _compiled_error(path: str) -> InputError:

@@ -1,6 +1,7 @@
 """A model whose loss is computed without its logits, for as long as that is wanted."""
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from tiebeam.backends.torch.readout.deferred import Deferred, Recipe
 from tiebeam.backends.torch.readout.nodes import Origin, Tally
 from tiebeam.backends.torch.session import unwrapped
-from tiebeam.backends.torch.wrapped import inside
+from tiebeam.backends.torch.wrapped import inside, is_compiled, joined
 from tiebeam.blocks.readout_loss.torch.plain import in_sight
 from tiebeam.blocks.readout_loss.torch.sharded import is_sharded
 from tiebeam.core.facts import Readout
@@ -143,7 +144,8 @@ def use_readout_loss(model: nn.Module, report: Report) -> ReadoutLossInUse:
             its logits, its table is not the layer's own (weight normalisation), or a wrapper brings its parameters only
             for its own pass. Nothing was changed then.
 
-    Assumes: whatever compiles the model sees it as it was; logits are then computed, and not counted.
+    Warns: The layer is compiled. Whatever compiles the model sees it as it was: logits are then computed, and not
+        counted.
 
     Example:
         >>> import tiebeam
@@ -157,17 +159,26 @@ def use_readout_loss(model: nn.Module, report: Report) -> ReadoutLossInUse:
         Tally(losses=1, logits=0, why=())
     """
     check_report(report)
-    _, inner = inside(unwrapped(model), report)
+    whole = unwrapped(model)
+    prefix, inner = inside(whole, report)
     modules, tensors = dict(inner.named_modules()), dict(inner.named_parameters(remove_duplicate=False))
     found: dict[nn.Linear, float | None] = {}
+    compiled = False
     for table in report.tables:
         for use in table.readouts:
             found[_layer(use, modules, tensors, report)] = use.soft_cap
+            compiled = compiled or is_compiled(whole, joined(prefix, use.where))
     if not found:
         raise InputError(
             "the report holds no readout, so there are no logits to do without",
             got=", ".join(f"{t.name!r} is {t.state}" for t in report.tables) or "no table",
             hint="report = tiebeam.inspect(model, inputs), with inputs for which the model computes logits",
+        )
+    if compiled:
+        warnings.warn(
+            "use_readout_loss changes nothing of a model under torch.compile: its logits are computed. "
+            "Hint: compile the part that ends in the hidden state, or call tiebeam.torch.readout_loss in the model",
+            stacklevel=2,
         )
     return ReadoutLossInUse(found)
 
