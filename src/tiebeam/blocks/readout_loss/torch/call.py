@@ -110,7 +110,8 @@ def readout_loss(
     Raises:
         ShapeError: Shapes do not fit.
         InputError: The batch is empty, a dtype or a device does not fit, a target lies outside the table, or what is
-            read holds NaN or infinity (in float16 these pass, for a gradient scaler to see). Said before any work.
+            read holds NaN or infinity (in float16 these pass, for a gradient scaler to see). Said before any work;
+            of targets and numbers not where a library's kernel computes on CUDA: that would have to wait for the GPU.
         RangeError: A number lies outside its range.
         tiebeam.errors.GradientError: In a backward pass: through gradients of this loss.
 
