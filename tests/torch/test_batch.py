@@ -1,10 +1,12 @@
 """Operations are settled in batches: what a model does in between is seen all the same."""
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Callable
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,10 @@ class Tied(nn.Module):
         self.embed = nn.Embedding(300, 64)
         self.mid = nn.Linear(64, 64)
         self.norm = nn.LayerNorm(64)
+        self.scale = nn.Parameter(torch.tensor(3.0))
+        self.gain = nn.Parameter(torch.full((64,), 2.0))
+        self.register_buffer("beside", self.gain.data)  # the same memory
+        self.listed = [nn.Parameter(torch.tensor(5.0)), nn.Parameter(torch.eye(64))]
         self.between = between
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -155,7 +161,66 @@ def lies_where_it_lay_without_saying_so(model: Tied, x: Tensor) -> Tensor:
     return torch.ops.aten._unsafe_view(x * 2.0, list(x.shape))
 
 
+def multiplies_whole_numbers(model: Tied, x: Tensor) -> Tensor:
+    counts = torch.ones(8, 64, dtype=torch.long) @ torch.ones(64, 300, dtype=torch.long)
+    return x * 2.0 + 0.0 * counts.sum()
+
+
+def multiplies_complex_numbers(model: Tied, x: Tensor) -> Tensor:
+    turned = torch.ones(8, 64, dtype=torch.complex64) @ torch.ones(64, 300, dtype=torch.complex64)
+    return x * 2.0 + 0.0 * turned.real.sum()
+
+
+def multiplies_nothing(model: Tied, x: Tensor) -> Tensor:
+    return x * 2.0 + (torch.ones(0, 64) @ torch.ones(64, 300)).sum()
+
+
+def makes_zeros_that_lie_nowhere(model: Tied, x: Tensor) -> Tensor:
+    for _ in range(STREAM):
+        torch._efficientzerotensor(x.shape)  # as differentiation forward does
+    return x * 2.0
+
+
+def tries_what_does_not_fit(model: Tied, x: Tensor) -> Tensor:
+    with contextlib.suppress(RuntimeError):
+        model.gain + torch.ones(7)
+    return x * model.beside
+
+
+def uses_parameters_that_lie_in_a_list(model: Tied, x: Tensor) -> Tensor:
+    x @ model.listed[1]
+    return x * model.listed[0]
+
+
+def writes_a_parameter_through_numpy(model: Tied, x: Tensor) -> Tensor:
+    y = x * model.scale
+    model.scale.detach().numpy()[...] = 7.0  # nobody records this
+    return y
+
+
+def makes_a_parameter_of_a_view(model: Tied, x: Tensor) -> Tensor:
+    y = x * 2.0
+    y.sum().item()  # what it is is known from here on
+    return (nn.Parameter(y.transpose(0, 1).detach()) * 2.0).transpose(0, 1)
+
+
+def names_a_parameter_anew(model: Tied, x: Tensor) -> Tensor:
+    y = x * model.scale
+    model.again = model.scale
+    y @ torch.from_numpy(np.eye(64, dtype=np.float32))  # what is this? The model is looked at again
+    return y
+
+
 CASES = [
+    (multiplies_whole_numbers, 2.0),
+    (multiplies_complex_numbers, 2.0),
+    (multiplies_nothing, 2.0),
+    (makes_zeros_that_lie_nowhere, 2.0),
+    (tries_what_does_not_fit, 2.0),
+    (uses_parameters_that_lie_in_a_list, 5.0),
+    (writes_a_parameter_through_numpy, 3.0),
+    (makes_a_parameter_of_a_view, 4.0),
+    (names_a_parameter_anew, 3.0),
     (narrows_itself_by_a_view_of_its_own, None),
     (borrows_other_weights, 1.0),
     (reads_the_memory_of_its_weights, 1.0),

@@ -43,7 +43,7 @@ class BatchRecorder(Recorder):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._waiting: list[Waiting] = []
-        self._residents = self.ledger.names.residents
+        self._named = frozenset(self.ledger.names.paths)  # tensors whose names nobody has to look for
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         known = KNOWN.get(id(func))
@@ -61,7 +61,11 @@ class BatchRecorder(Recorder):
         where, recorded, node, ordinal = self.modules[-1], is_grad_enabled(), next_node(), self.ran
         if schema.name != "detach":  # how often a tensor is detached depends on who looks on
             self.ran = ordinal + 1
-        out = func(*args, **kwargs) if kwargs else func(*args)
+        try:
+            out = func(*args, **kwargs) if kwargs else func(*args)
+        except BaseException:  # the model may go on without: what it would have read was used all the same
+            self._waiting.append((schema, refs, named, read, where, recorded, node, ordinal, [], None))
+            raise
         if schema.name == "clone":
             self.resolve(args[0], out)
         before = len(self.ledger.storages)
@@ -99,8 +103,8 @@ class BatchRecorder(Recorder):
                     if kind is Tensor:
                         if storage.known or storage.values:  # nobody has to be asked what lies there
                             value = storage, geometry(a)
-                    elif kind is Parameter and id(a) in self._residents:
-                        value = storage, geometry(a), a, attached
+                    elif kind is Parameter and id(a) in self._named:
+                        value = storage, geometry(a), a, attached, number_of(a) if a.numel() == 1 else _NOTHING
                         storage.known = True
                 if resolved and not attached:
                     attached = self.written_out(a)
@@ -114,11 +118,16 @@ class BatchRecorder(Recorder):
         return refs
 
     def _value(self, t: Tensor) -> int:
-        """The value of a tensor now; what made its memory comes first."""
-        storage = self.ledger.storage(t)
-        if storage is not None and storage.known and not storage.values:
+        """The value of a tensor now; what was done with its memory, or under names of before, comes first."""
+        ledger = self.ledger
+        storage = ledger.storage(t)
+        held = ledger.objects.get(id(t))
+        if storage is not None and held is not None and held[1] is storage and held[2] == len(storage.log):
+            return held[0]
+        looks = id(t) not in self._named and (t.ndim >= 2 or type(t) is not Tensor)  # the ledger looks for its name
+        if storage is not None and (storage.known or storage.values or looks):
             self.settle()
-        return self.ledger.value(t)
+        return ledger.value(t)
 
     def _lay(self, out: Any) -> Made | None:
         """Where each tensor lies that an operation made, and its number; None where it is no plain tensor."""

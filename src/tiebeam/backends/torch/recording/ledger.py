@@ -167,14 +167,14 @@ class Ledger:
             return known
         return self._renewed(storage, g) if g in storage.values else self._derived(storage, g)
 
-    def own(self, storage: Storage, g: Geometry, t: torch.nn.Parameter, trainable: bool) -> int:
-        """Id of the value of one of the model's own parameters that lay there when it was used."""
+    def own(self, storage: Storage, g: Geometry, t: torch.nn.Parameter, trainable: bool, facts: dict[str, Any]) -> int:
+        """Id of the value of one of the model's own parameters that lay there, and held that, when it was used."""
         held = self.objects.get(id(t))
         if held is not None and held[1] is storage and held[2] == len(storage.log):
             return held[0]
         if held is not None and storage.values:  # it has been lent other memory, or was written to
             return self.value_at(storage, g)
-        return self._leaf(t, storage, self.names.of(t), g, trainable)
+        return self._leaf(t, storage, self.names.of(t), g, trainable, facts)
 
     def place(self, t: torch.Tensor) -> tuple[Storage | None, Geometry]:
         """Where a tensor lies."""
@@ -212,7 +212,15 @@ class Ledger:
         storage.values[g] = (value, len(storage.log))
         return value
 
-    def _leaf(self, t: torch.Tensor, storage: Storage, names: tuple[str, ...], g: Geometry, trainable: bool) -> int:
+    def _leaf(
+        self,
+        t: torch.Tensor,
+        storage: Storage,
+        names: tuple[str, ...],
+        g: Geometry,
+        trainable: bool,
+        facts: dict[str, Any] | None = None,
+    ) -> int:
         is_parameter = isinstance(t, torch.nn.Parameter) or id(t) in self.names.parameters
         other_side = None if names or is_parameter else self._other_side(t, storage)
         if other_side is not None:
@@ -228,7 +236,7 @@ class Ledger:
                 leaf = Leaf(names, len(self.drafts), storage.key, span(g), trainable, is_parameter, fetched)
             for name in names:
                 self.leaves[name] = leaf
-            value = self.add(g, Origin.LEAF, leaf=leaf, **number_of(t))
+            value = self.add(g, Origin.LEAF, leaf=leaf, **(number_of(t) if facts is None else facts))
         if names or is_parameter:
             self.names.held[id(t)] = t
             self.objects[id(t)] = (value, storage, len(storage.log))

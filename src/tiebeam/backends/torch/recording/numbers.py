@@ -87,11 +87,13 @@ class Measures:
         return self.logits or schema.name not in PRODUCTS or (self._rows is None and bool(self._vocabs))
 
     def of_stream(self, out: Any) -> torch.Tensor | None:
-        """The tensor of the residual stream that an operation made, if any; whether it is real is asked later."""
+        """The tensor of the residual stream that an operation made, if any; its memory may be gone later."""
         first = out if isinstance(out, torch.Tensor) else out[0] if isinstance(out, tuple) and out else None
         if not isinstance(first, torch.Tensor) or first.numel() != self._numel or first.ndim < 2:
             return None
-        return first if first.is_floating_point() else None
+        if not first.is_floating_point() or first.is_meta or first._is_zerotensor():
+            return None
+        return first
 
     def flow(self, key: Any, t: torch.Tensor) -> None:
         """The residual stream goes on to `t`, whose value is `key` or follows (`settled`)."""
@@ -142,7 +144,7 @@ class Measures:
 
     def look(self, args: Any, out: torch.Tensor) -> Looked | None:
         """Numbers of what a product read that may be a readout, or None; `keep` puts them where they belong."""
-        if not self._vocabs or not self._may_read_out(args, out):
+        if not self._vocabs or not out.is_floating_point() or not self._may_read_out(args, out) or not _real(out):
             return None
         operands = [(i, a) for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
         hidden = [
