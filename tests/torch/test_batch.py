@@ -283,6 +283,28 @@ def test_what_was_looked_at_is_freed_without_the_garbage_collector() -> None:
         gc.enable()
 
 
+def test_a_model_that_refuses_the_inputs_of_a_second_pass_is_freed_too() -> None:
+    def between(model: Tied, x: Tensor) -> Tensor:
+        if x.shape != (2, 8, 64):
+            refused.append(x.shape)
+            raise ValueError("of one length only")
+        return x * float(x.detach().abs().max())  # a number that another pass has to confirm
+
+    refused: list[torch.Size] = []
+    tiebeam.inspect(Tied(between), IDS)  # what is imported and kept once
+    gc.collect()
+    gc.disable()
+    try:
+        model = Tied(between)
+        tiebeam.inspect(model, IDS)
+        assert refused
+        gone = weakref.ref(model)
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_what_waits_holds_no_activation_but_those_of_the_residual_stream() -> None:
     gone: list[bool] = []
 

@@ -114,8 +114,7 @@ def _checked(backend: Model, first: Any, uses: list[Use], args: tuple[Any, ...],
         try:
             traced = backend.trace(other_args, other_kwargs, seed=OTHER_SEED, measure=False)
         except (RefusedError, TraceError) as refused:  # some models take one length only
-            error = refused.__cause__ or refused
-            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            why = _in_a_line(refused)
             continue
         kept = confirm(uses, _uses(traced))
         sizes = _lengths(graph)
@@ -124,6 +123,12 @@ def _checked(backend: Model, first: Any, uses: list[Use], args: tuple[Any, ...],
         # The batch alone is another one: a length may still be what a factor came from.
         return [u if not could_be_a_size(u, sizes) else unconfirmed([u], why)[0] for u in kept]
     return _of_one_length(backend, uses, same, why)
+
+
+def _in_a_line(refused: Exception) -> str:
+    """What a pass failed of. The error itself is held nowhere: its frames lead here, and would live in a circle."""
+    error = refused.__cause__ or refused
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _same_at_a_glance(backend: Model, first: Any, uses: list[Use], other: Any) -> bool:
