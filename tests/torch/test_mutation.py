@@ -373,3 +373,22 @@ def test_a_forward_that_asks_for_gradients_is_followed() -> None:
             return self.norm(x + slope) @ self.embed.weight.T
 
     assert tiebeam.inspect(Energy(), IDS).tables[0].state == "tied"
+
+
+def writes_and_freezes(model: Base, ids: Tensor) -> None:
+    with torch.inference_mode():
+        model.cache.add_(1)
+        model.embed.weight.mul_(1.5)
+        model.mid.weight.requires_grad_(False)
+
+
+@pytest.mark.parametrize("caller", [False, True], ids=["caller-trains", "caller-infers"])
+@pytest.mark.parametrize("maker", [False, True], ids=["made-to-train", "made-to-infer"])
+def test_what_is_written_in_inference_mode_is_put_back(maker: bool, caller: bool) -> None:
+    with torch.inference_mode(maker):
+        model = Base(writes_and_freezes)
+    before = {n: t.detach().clone() for n, t in model.state_dict().items()}
+    with torch.inference_mode(caller):
+        tiebeam.inspect(model, IDS)
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    assert model.mid.weight.requires_grad

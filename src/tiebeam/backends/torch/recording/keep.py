@@ -73,8 +73,8 @@ class Keeper:
         self._restore_gradients()
         if not self.swapped:
             self._restore_parts()
-        with torch.no_grad():
-            for original, before in reversed(self._clones):
+        for original, before in reversed(self._clones):
+            with torch.inference_mode(original.is_inference()), torch.no_grad():  # else it takes no writes
                 original.copy_(before)
 
     def _restore_gradients(self) -> None:
@@ -82,7 +82,8 @@ class Keeper:
             if t.requires_grad and not asked and not t.is_leaf and not t._is_view():  # a part of the pass' own graph
                 t.detach_()
             elif t.is_leaf and t.requires_grad != asked:
-                t.requires_grad_(asked)
+                with torch.inference_mode(t.is_inference()):
+                    t.requires_grad_(asked)
         for p, grad in self._grads:
             if p.grad is not grad:
                 p.grad = grad
