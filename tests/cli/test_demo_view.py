@@ -88,5 +88,7 @@ def test_a_name_of_another_format_is_refused_before_anything_is_trained(
     with pytest.raises(SystemExit) as ended:
         main(["demo", "--steps", "1", "--vocab", "300", "--out", name])
     assert ended.value.code == 2
-    assert "expected: .html or .htm" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "expected: .html or .htm" in said
+    assert "name it 'd.html'" in said
     assert not list(tmp_path.iterdir())

@@ -96,6 +96,7 @@ def check_suffix(path: Path | None, *suffixes: str) -> None:
             f"'{path}' is named as another format than what is written to it",
             got=f"the suffix {path.suffix}" if path.suffix else "no suffix",
             expected=" or ".join(filter(None, suffixes)),
+            hint=f"name it '{path.with_suffix(suffixes[0])}'",
         )
 
 

@@ -51,9 +51,8 @@ def neutral(
         frozen = any(p.is_inference() for p in parameters)  # made in inference mode: no gradient can be asked for
         stack.enter_context(torch.set_grad_enabled(not frozen if grad else callers))
         if drop:
-            stack.enter_context(
-                torch.autograd.graph.saved_tensors_hooks(id, _refuse)
-            )  # `id` keeps nothing, and is quick
+            keep_nothing = id  # it returns a number, and is the quickest there is
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep_nothing, _refuse))
         if _compiled(modules):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(logits_in_sight())

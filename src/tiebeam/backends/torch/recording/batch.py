@@ -3,8 +3,8 @@
 Between two kernels the recorder's own code and objects are cold, and cost several times what they cost in a row: most
 is settled when the pass is over. A place, that is a storage and how a tensor lies in it, stands for one value until
 something is written: an operation that writes, or that hands a number to Python, settles all before it. No tensor is
-held for it, but for those that `Measures` would hold. What would be another thing later is taken down at once: the
-module that runs, gradient flags, numbers, parameters, and what nobody knows yet.
+held for it, but for those that `Measures` would hold and the model's own parameters. What would be another thing later
+is taken down at once: the module that runs, gradient flags, numbers, and the value of what nobody knows yet.
 """
 
 from typing import Any
@@ -16,8 +16,8 @@ from torch.nn import Parameter
 
 from tiebeam.backends.torch.recording.ledger import Geometry, Storage, geometry, number_of
 from tiebeam.backends.torch.recording.numbers import Looked
-from tiebeam.backends.torch.recording.record import Record, Recorder, Ref, next_node
-from tiebeam.backends.torch.recording.schema import KNOWN, Schema, schema_of
+from tiebeam.backends.torch.recording.record import Record, Recorder, Ref, latest_node
+from tiebeam.backends.torch.recording.schema import Schema, schema_of
 
 BATCH = 4096  # operations that wait at most
 
@@ -25,13 +25,15 @@ _NUMBERS = frozenset((int, float, bool, type(None), torch.dtype, torch.device, t
 _LISTS = frozenset((list, tuple))
 _NOTHING: dict[str, Any] = {}
 
-Place = tuple[Storage, Geometry]
+#: Where a tensor lies that an operation read; of the model's own parameters also the parameter, whether a gradient was
+#: asked for, and the facts of one with one element: what `Ledger.own` takes.
+Place = tuple[Storage, Geometry] | tuple[Storage, Geometry, Tensor, bool, dict[str, Any]]
 
 #: What an operation made: where it lies, and the facts of what has one element.
 Made = list[tuple[Storage, Geometry, dict[str, Any]]]
 
 #: An operation that ran and is not settled: its schema, arguments, keyword arguments, the tensors among them (the
-#: value of each is a `Place` until it is settled), the module, whether gradients were recorded, autograd's next node,
+#: value of each is a `Place` until it is settled), the module, whether gradients were recorded, autograd's latest node,
 #: the ordinal, what was made (None where that is no plain tensor), numbers that were taken. A tuple: thousands are
 #: made while the model runs.
 Waiting = tuple[Schema, list[Any], dict[str, Any], list[Ref], str, bool, int, int, Made | None, Looked | None]
@@ -46,8 +48,7 @@ class BatchRecorder(Recorder):
         self._named = frozenset(self.ledger.names.paths)  # tensors whose names nobody has to look for
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = KNOWN.get(id(func))
-        schema = schema_of(func) if known is None else known[1]
+        schema = schema_of(func)
         if not schema.reads_alone:
             self.settle()
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -58,13 +59,13 @@ class BatchRecorder(Recorder):
         except (NotImplementedError, RuntimeError, ValueError):  # a tensor without a storage
             self.settle()
             return super().__torch_dispatch__(func, types, args, kwargs)
-        where, recorded, node, ordinal = self.modules[-1], is_grad_enabled(), next_node(), self.ran
+        where, recorded, sequence, ordinal = self.modules[-1], is_grad_enabled(), latest_node(), self.ran
         if schema.name != "detach":  # how often a tensor is detached depends on who looks on
             self.ran = ordinal + 1
         try:
             out = func(*args, **kwargs) if kwargs else func(*args)
         except BaseException:  # the model may go on without: what it would have read was used all the same
-            self._waiting.append((schema, refs, named, read, where, recorded, node, ordinal, [], None))
+            self._waiting.append((schema, refs, named, read, where, recorded, sequence, ordinal, [], None))
             raise
         if schema.name == "clone":
             self.resolve(args[0], out)
@@ -73,11 +74,11 @@ class BatchRecorder(Recorder):
         measures, looked = self.measures, None
         if made is None or measures.logits or schema.telling:
             if made is None or measures.concerns(schema):
-                self._waiting.append((schema, refs, named, read, where, recorded, node, ordinal, made, None))
+                self._waiting.append((schema, refs, named, read, where, recorded, sequence, ordinal, made, None))
                 self.settle(args, out)
                 return out
             looked = measures.look(args, out)
-        w = (schema, refs, named, read, where, recorded, node, ordinal, made, looked)
+        w = (schema, refs, named, read, where, recorded, sequence, ordinal, made, looked)
         self._waiting.append(w)
         first = measures.of_stream(out)
         # What is no step of the stream takes no step's place; new memory is one.
@@ -98,14 +99,14 @@ class BatchRecorder(Recorder):
             elif isinstance(a, Tensor):
                 storage = storages.get(a.untyped_storage()._cdata)
                 attached = a.requires_grad
-                value: Any = None
+                value: Place | int | None = None
                 if storage is not None and id(a) not in objects:
                     if kind is Tensor:
-                        if storage.known or storage.values:  # nobody has to be asked what lies there
+                        if storage.noted or storage.values:  # nobody has to be asked what lies there
                             value = storage, geometry(a)
                     elif kind is Parameter and id(a) in self._named:
                         value = storage, geometry(a), a, attached, number_of(a) if a.numel() == 1 else _NOTHING
-                        storage.known = True
+                        storage.noted = True
                 if resolved and not attached:
                     attached = self.written_out(a)
                 ref = Ref(self._value(a) if value is None else value, attached if self.autograd else None)
@@ -125,7 +126,7 @@ class BatchRecorder(Recorder):
         if storage is not None and held is not None and held[1] is storage and held[2] == len(storage.log):
             return held[0]
         looks = id(t) not in self._named and (t.ndim >= 2 or type(t) is not Tensor)  # the ledger looks for its name
-        if storage is not None and (storage.known or storage.values or looks):
+        if storage is not None and (storage.noted or storage.values or looks):
             self.settle()
         return ledger.value(t)
 
@@ -140,7 +141,7 @@ class BatchRecorder(Recorder):
                 storage = storages.get(here)
                 if storage is None:
                     storage = storages[here] = Storage(len(storages), StorageWeakRef(raw))
-                storage.known = True
+                storage.noted = True
                 facts = number_of(t) if t.numel() == 1 else _NOTHING
                 made.append((storage, geometry(t), facts))
             elif type(t) is not int:
@@ -160,7 +161,7 @@ class BatchRecorder(Recorder):
         firsts: dict[int, int] = {}
         last = None if args is None else waiting[-1]
         for w in waiting:
-            schema, refs, named, refs_read, where, recorded, node, ordinal, made, looked = w
+            schema, refs, named, refs_read, where, recorded, sequence, ordinal, made, looked = w
             read = []
             for ref in refs_read:
                 value = ref.value
@@ -174,7 +175,7 @@ class BatchRecorder(Recorder):
             if not outputs:
                 continue
             firsts[id(w)] = outputs[0]
-            record = Record(schema, tuple(refs), named, outputs, where, recorded, node - 1, ordinal)
+            record = Record(schema, tuple(refs), named, outputs, where, recorded, sequence, ordinal)
             if w is last:
                 with torch.no_grad():
                     self.write_down(record, args, out)

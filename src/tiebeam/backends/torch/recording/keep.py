@@ -9,9 +9,8 @@ from torch import nn
 
 from tiebeam.backends.torch.names import Names
 from tiebeam.backends.torch.parts import sharded
-from tiebeam.backends.torch.recording.ledger import Geometry, Ledger, geometry
+from tiebeam.backends.torch.recording.ledger import PLAIN, Geometry, Ledger, geometry
 
-_PLAIN = (torch.Tensor, nn.Parameter)
 _SESSION = "tiebeam.backends.torch.session"
 
 
@@ -38,7 +37,7 @@ class Keeper:
         self._modes = [(m, m.training) for m in modules if not isinstance(m, torch.jit.ScriptModule)]
         self.swapped = any("_hf_hook" in vars(m) or hasattr(type(m), "_get_fsdp_state") for m in modules)
         # Whole and shard turn into each other out of sight: each is looked at in turn.
-        self.steady = not self.swapped and not any(sharded(t) for t in names.held.values() if type(t) not in _PLAIN)
+        self.steady = not self.swapped and not any(sharded(t) for t in names.held.values() if type(t) not in PLAIN)
         self._parts: list[tuple[dict[str, Any], dict[str, Any]]] = [
             (table, dict(table)) for m, _ in self._modes for table in (m._parameters, m._buffers, m._modules, vars(m))
         ]
@@ -53,7 +52,7 @@ class Keeper:
             else:
                 self._whole[_memory(t)] = t
         if not self.swapped:
-            self._data = [(t, t.detach()) for t in tensors if type(t) in _PLAIN and t.layout == torch.strided]
+            self._data = [(t, t.detach()) for t in tensors if type(t) in PLAIN and t.layout == torch.strided]
 
         self._hooks = [
             (table, dict(table)) for m, _ in self._modes for table in (m._forward_pre_hooks, m._forward_hooks)

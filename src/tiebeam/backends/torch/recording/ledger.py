@@ -17,7 +17,7 @@ from tiebeam.backends.torch.parts import sharded
 from tiebeam.ir import Leaf, Origin
 
 VECTOR = 1 << 16  # elements of a vector whose uniformity is looked at
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 Geometry = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
@@ -40,7 +40,7 @@ def span(g: Geometry) -> tuple[int, int]:
 
 def uniform_number(t: torch.Tensor) -> float | None:
     """The number that all elements of a vector equal, or None."""
-    if not 1 < t.numel() == max(t.shape, default=0) <= VECTOR or not t.is_floating_point() or type(t) not in _PLAIN:
+    if not 1 < t.numel() == max(t.shape, default=0) <= VECTOR or not t.is_floating_point() or type(t) not in PLAIN:
         return None
     if t.device.type == "meta":
         return None
@@ -81,14 +81,14 @@ class Storage:
     Attributes:
         values: By geometry the value, and how many writes it has seen.
         log: What was written: geometry and value.
-        known: It holds values, or will once what made them is settled.
+        noted: An operation that waits to be settled, or waited, read it or made it: its values may be still to come.
     """
 
     key: int
     ref: Any
     values: dict[Geometry, tuple[int, int]] = field(default_factory=dict)
     log: list[tuple[Geometry, int]] = field(default_factory=list)
-    known: bool = False
+    noted: bool = False
 
     def fresh(self, g: Geometry) -> int | None:
         """The value of a view that no later write can have touched, or None."""
@@ -167,7 +167,7 @@ class Ledger:
             return known
         return self._renewed(storage, g) if g in storage.values else self._derived(storage, g)
 
-    def own(self, storage: Storage, g: Geometry, t: torch.nn.Parameter, trainable: bool, facts: dict[str, Any]) -> int:
+    def own(self, storage: Storage, g: Geometry, t: torch.Tensor, trainable: bool, facts: dict[str, Any]) -> int:
         """Id of the value of one of the model's own parameters that lay there, and held that, when it was used."""
         held = self.objects.get(id(t))
         if held is not None and held[1] is storage and held[2] == len(storage.log):
@@ -195,7 +195,7 @@ class Ledger:
         storage, g = place
         value = len(self.drafts)
         self.drafts.append(Draft(g, origin, varying=varying, **facts))
-        if type(t) not in _PLAIN:
+        if type(t) not in PLAIN:
             self._sharded(t, value)
         if storage is None:
             self.loose[id(t)] = (value, t)
@@ -241,7 +241,7 @@ class Ledger:
             self.names.held[id(t)] = t
             self.objects[id(t)] = (value, storage, len(storage.log))
             self.tensors[value] = t
-        if type(t) not in _PLAIN:
+        if type(t) not in PLAIN:
             self._sharded(t, value)
         storage.values.setdefault(g, (value, len(storage.log)))
         return value
@@ -255,7 +255,7 @@ class Ledger:
 
     def _other_side(self, t: torch.Tensor, storage: Storage) -> int | None:
         """What an unknown tensor was taken out of, or wrapped around: shards and wholes turn into each other unseen."""
-        if type(t) in _PLAIN:
+        if type(t) in PLAIN:
             return self.shards.get(storage.key)
         if not sharded(t):
             return None

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tiebeam.backends.torch.recording.ledger import Draft
+from tiebeam.backends.torch.recording.ledger import PLAIN, Draft
 from tiebeam.backends.torch.recording.schema import GATHERS, PRODUCTS, Schema
 from tiebeam.backends.torch.recording.shadow import tensors_in
 from tiebeam.core.reading.reads import near
 
 STREAM = 12  # tensors of the residual stream held: a decomposed norm and a head's transform fit
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 ROWS = 512  # rows that a cosine is averaged over
 
 
@@ -182,12 +181,13 @@ class Measures:
 
     def _of_a_table(self, a: Any) -> bool:
         """Whether an operand is a piece of a table that was looked up."""
-        plain = type(a) in _PLAIN and a.layout is torch.strided
+        plain = type(a) in PLAIN and a.layout is torch.strided
         return plain and a.untyped_storage()._cdata in self._storages and _real(a)
 
     def _add_vocab(self, sizes: Iterable[int]) -> None:
-        self._vocabs.update(sizes)
-        self._wide.clear()
+        if not self._vocabs.issuperset(sizes):
+            self._vocabs.update(sizes)
+            self._wide.clear()
 
     def _cosines(self) -> list[tuple[Any, float]]:
         """The cosine of each tensor of the stream with the rows, by its key."""
@@ -241,5 +241,5 @@ def _repeats(args: Any) -> float | None:
 
 def _real(t: torch.Tensor) -> bool:
     """Whether there is anything to measure: elements, in plain memory that is there (and was not given back)."""
-    plain = type(t) in _PLAIN and t.layout == torch.strided and not t._is_zerotensor()
+    plain = type(t) in PLAIN and t.layout == torch.strided and not t._is_zerotensor()
     return plain and t.device.type != "meta" and t.numel() > 0 and t.untyped_storage().nbytes() > 0

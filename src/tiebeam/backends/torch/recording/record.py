@@ -27,12 +27,12 @@ MADE_FROM_NOTHING = frozenset(
 )
 
 
-next_node = torch._C._autograd._get_sequence_nr  # that autograd will make in this thread
+_next_node = torch._C._autograd._get_sequence_nr
 
 
 def latest_node() -> int:
     """Number of the node that autograd made last in this thread."""
-    return next_node() - 1
+    return _next_node() - 1
 
 
 @dataclass(slots=True)  # not frozen: thousands are made while the model runs, and freezing triples the cost

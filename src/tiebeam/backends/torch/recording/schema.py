@@ -39,14 +39,14 @@ class Schema:
     telling: bool = False
 
 
-KNOWN: dict[int, tuple[Any, Schema]] = {}  # by id: an overload's own hash is a function of Python's, called each time
+_KNOWN: dict[int, tuple[Any, Schema]] = {}  # by id: an overload's own hash is a function of Python's, called each time
 
 
 def schema_of(func: Any) -> Schema:
     """Schema facts of an `OpOverload`; a higher-order operator is an opaque name, of a namespace of its own."""
-    known = KNOWN.get(id(func))
+    known = _KNOWN.get(id(func))
     if known is None:
-        known = KNOWN[id(func)] = func, _read(func)  # held: its id stays its own
+        known = _KNOWN[id(func)] = func, _read(func)  # held: its id stays its own
     return known[1]
 
 

@@ -105,7 +105,7 @@ def readout_loss(
 
     Returns:
         A scalar, or of the targets' shape; float32, float64 where hidden or table is. Unit: nats. NaN where every
-            target is ignored and the mean is asked for.
+        target is ignored and the mean is asked for.
 
     Raises:
         ShapeError: Shapes do not fit.
