@@ -28,8 +28,8 @@ def resize(
     """
     places = {n: i for i, s in enumerate(model.held.slots) for n in s.names}
     biases = tuple(dict.fromkeys(b for t in tables for r in t.readouts for b in r.bias))
-    todo = [(t.name, t.vocab_axis, i) for i, t in enumerate(tables)]
-    todo += [(b, _axis_of(b, model.arrays[places[b]], plan.before), None) for b in biases]  # type: ignore[misc]
+    todo: list[tuple[str, int, int | None]] = [(t.name, t.vocab_axis, i) for i, t in enumerate(tables)]
+    todo += [(b, _axis_of(b, model.arrays[places[b]], plan.before), None) for b in biases]
     axes = {}
     for name, axis, _ in todo:
         array = model.arrays[places[name]]
