@@ -75,8 +75,11 @@ def all_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def loose_tensors(model: nn.Module, paths: Paths | None = None) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors in plain attributes of modules, and in lists, tuples and dictionaries there, by path."""
     for path, module in module_tree(model) if paths is None else paths:
-        for attribute, held in vars(module).items():
-            if attribute in _OF_EVERY_MODULE or (kind := type(held)) in _NEVER:
+        own = vars(module)
+        for attribute in [a for a in own if a not in _OF_EVERY_MODULE]:
+            held = own[attribute]
+            kind = type(held)
+            if kind in _NEVER:
                 continue
             if isinstance(held, torch.Tensor):
                 yield f"{path}.{attribute}" if path else attribute, held

@@ -1,8 +1,7 @@
 """Running a model so that nothing is left behind: RNG, modes, hooks, caches, parameters, buffers."""
 
 import random
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from tiebeam.backends.torch.recording.paths import own_call
 from tiebeam.blocks.readout_loss.torch.plain import logits_in_sight
 
 
@@ -73,43 +73,14 @@ def _compiled(modules: Iterable[nn.Module]) -> bool:
     import sys
 
     # A compiled function anywhere needs dynamo to be loaded; asking the stance would load it (seconds).
-    return "torch._dynamo" in sys.modules or any(m._compiled_call_impl is not None for m in modules)
+    return "torch._dynamo" in sys.modules or any(own_call(m) is not None for m in modules)
 
 
-@contextmanager
-def module_paths(modules: Iterable[tuple[str, nn.Module]], stack: list[str]) -> Iterator[None]:
-    """Keep the path of the module whose forward is running on top of `stack`."""
-    handles = []
-    mine = threading.get_ident()  # another thread may be running the same model
-
-    def enter(path: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            if threading.get_ident() == mine:
-                stack.append(path)
-
-        return hook
-
-    def leave(*_: Any) -> None:
-        if threading.get_ident() == mine and len(stack) > 1:
-            stack.pop()
-
-    # Hooks on each module rather than global ones: those would make compiled wrappers warn, and recompile.
-    for path, module in modules:
-        if not isinstance(module, torch.jit.ScriptModule):
-            handles.append(module.register_forward_pre_hook(enter(path), prepend=True))
-            handles.append(module.register_forward_hook(leave, always_call=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        del stack[1:]
-
-
-def reshard(modules: Iterable[nn.Module]) -> None:
+def reshard(modules: Sequence[nn.Module]) -> None:
     """Bring the parameters of fully sharded modules back to their shards: those are what an optimizer holds."""
-    for module in modules:
-        if hasattr(type(module), "_get_fsdp_state"):
+    sharded = {kind for kind in set(map(type, modules)) if hasattr(kind, "_get_fsdp_state")}
+    for module in modules if sharded else ():
+        if type(module) in sharded:
             back: Any = module.reshard
             back()
 

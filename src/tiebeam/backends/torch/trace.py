@@ -21,9 +21,10 @@ from tiebeam.backends.torch.recording.keep import Keeper
 from tiebeam.backends.torch.recording.ledger import Ledger
 from tiebeam.backends.torch.recording.meta import MetaRecorder
 from tiebeam.backends.torch.recording.numbers import Measures
+from tiebeam.backends.torch.recording.paths import module_paths
 from tiebeam.backends.torch.recording.record import Recorder
 from tiebeam.backends.torch.recording.shadow import valueless
-from tiebeam.backends.torch.session import module_paths, neutral, reshard, unwrapped
+from tiebeam.backends.torch.session import neutral, reshard, unwrapped
 from tiebeam.core.collection import no_collection
 from tiebeam.errors import TiebeamError
 from tiebeam.ir import Graph, Op, Origin

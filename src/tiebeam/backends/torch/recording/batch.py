@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
 from tiebeam.backends.torch.recording.ledger import Geometry, Storage, geometry, number_of
@@ -24,6 +23,7 @@ BATCH = 4096  # operations that wait at most
 _NUMBERS = frozenset((int, float, bool, type(None), torch.dtype, torch.device, torch.layout))  # most other arguments
 _LISTS = frozenset((list, tuple))
 _NOTHING: dict[str, Any] = {}
+_STRIDED = torch.strided
 
 #: Where a tensor lies that an operation read; of the model's own parameters also the parameter, whether a gradient was
 #: asked for, and the facts of one with one element: what `Ledger.own` takes.
@@ -91,23 +91,24 @@ class BatchRecorder(Recorder):
     def _taken(self, args: Any, read: list[Ref]) -> list[Any]:
         """Arguments with a `Ref` for each tensor, whose value is found now where it may be another thing later."""
         refs: list[Any] = []
-        storages, objects, resolved = self.ledger.storages, self.ledger.objects, self.resolved
+        storages, objects = self.ledger.storages, self.ledger.objects
         for a in args:
             kind = type(a)
             if kind in _NUMBERS:
                 refs.append(a)
-            elif isinstance(a, Tensor):
+            elif kind is Tensor or isinstance(a, Tensor):
                 storage = storages.get(a.untyped_storage()._cdata)
-                attached = a.requires_grad
-                value: Place | int | None = None
+                attached: bool | None = a.requires_grad
+                value: Any = None  # a `Place` or a value
                 if storage is not None and id(a) not in objects:
                     if kind is Tensor:
                         if storage.noted or storage.values:  # nobody has to be asked what lies there
-                            value = storage, geometry(a)
+                            # `geometry`, without a call: this is what the recorder does most.
+                            value = storage, (a.storage_offset(), a.shape, a.stride(), a.dtype)
                     elif kind is Parameter and id(a) in self._named:
                         value = storage, geometry(a), a, attached, number_of(a) if a.numel() == 1 else _NOTHING
                         storage.noted = True
-                if resolved and not attached:
+                if self.resolved and not attached:
                     attached = self.written_out(a)
                 ref = Ref(self._value(a) if value is None else value, attached if self.autograd else None)
                 read.append(ref)
@@ -135,15 +136,12 @@ class BatchRecorder(Recorder):
         made: Made = []
         storages = self.ledger.storages
         for t in out if type(out) in _LISTS else (out,):
-            if type(t) is Tensor and t.layout is torch.strided:
+            if type(t) is Tensor and t.layout is _STRIDED:
                 raw = t.untyped_storage()
-                here = raw._cdata
-                storage = storages.get(here)
-                if storage is None:
-                    storage = storages[here] = Storage(len(storages), StorageWeakRef(raw))
+                storage = storages.get(raw._cdata) or self.ledger.storage_at(raw)
                 storage.noted = True
-                facts = number_of(t) if t.numel() == 1 else _NOTHING
-                made.append((storage, geometry(t), facts))
+                g: Any = (t.storage_offset(), t.shape, t.stride(), t.dtype)
+                made.append((storage, g, number_of(t) if t.numel() == 1 else _NOTHING))
             elif type(t) is not int:
                 return None
         return made
@@ -196,6 +194,11 @@ class BatchRecorder(Recorder):
 
 def _alias(read: list[Ref], made: Made) -> bool:
     """Whether what an operation made lies where something lay that it read."""
-    values = [ref.value for ref in read]
-    places = [v[:2] for v in values if type(v) is not int]
-    return all((storage, g) in places or storage.fresh(g) in values for storage, g, _ in made)
+    for storage, g, _ in made:
+        for ref in read:
+            value = ref.value
+            if value == storage.fresh(g) if type(value) is int else value[0] is storage and value[1] == g:
+                break
+        else:
+            return False
+    return True

@@ -1,6 +1,6 @@
 """Leaving a model as it was: what its forward writes, swaps or switches is put back."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import is_not
 from typing import Any
 
@@ -9,9 +9,8 @@ from torch import nn
 
 from tiebeam.backends.torch.names import Names
 from tiebeam.backends.torch.parts import sharded
-from tiebeam.backends.torch.recording.ledger import PLAIN, Geometry, Ledger, geometry
-
-_SESSION = "tiebeam.backends.torch.session"
+from tiebeam.backends.torch.recording.ledger import PLAIN, Geometry, Ledger, geometry, storage_of
+from tiebeam.backends.torch.recording.paths import CALL, PLACING, Followed, own_call
 
 
 class Keeper:
@@ -34,29 +33,35 @@ class Keeper:
         self._storages: dict[int, list[torch.Tensor]] = {}
         self._whole: dict[int, torch.Tensor] = {}  # what has no storage of its own
         self._clones: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._modes = [(m, m.training) for m in modules if not isinstance(m, torch.jit.ScriptModule)]
-        self.swapped = any("_hf_hook" in vars(m) or hasattr(type(m), "_get_fsdp_state") for m in modules)
+        kinds = set(map(type, modules))
+        scripts = tuple(kind for kind in kinds if issubclass(kind, torch.jit.ScriptModule))
+        own = [m for m in modules if type(m) not in scripts] if scripts else modules
+        self._modes = [(m, m.training) for m in own]
+        fully_sharded = any(hasattr(kind, "_get_fsdp_state") for kind in kinds)
+        self.swapped = fully_sharded or any("_hf_hook" in vars(m) for m in own)
         # Whole and shard turn into each other out of sight: each is looked at in turn.
         self.steady = not self.swapped and not any(sharded(t) for t in names.held.values() if type(t) not in PLAIN)
-        self._parts: list[tuple[dict[str, Any], dict[str, Any]]] = [
-            (table, dict(table)) for m, _ in self._modes for table in (m._parameters, m._buffers, m._modules, vars(m))
-        ]
+        self._parts = [] if self.swapped else [part for m in own for part in _parts(m)]
+        self._grads = [(p, p.grad) for p in names.owned()]
         tensors: list[torch.Tensor] = [*names.held.values(), *names.loose, *inputs]
         self._asked = [(t, t.requires_grad) for t in tensors]
-        self._grads = [(p, p.grad) for p in names.owned()]
-        self._data: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for t in [*tensors, *(g for _, g in self._grads if g is not None)]:
-            storage = ledger.storage(t)
-            if storage is not None:
-                self._storages.setdefault(storage.key, []).append(t)
-            else:
-                self._whole[_memory(t)] = t
-        if not self.swapped:
-            self._data = [(t, t.detach()) for t in tensors if type(t) in PLAIN and t.layout == torch.strided]
+        self._data: list[tuple[torch.Tensor, torch.Tensor, int, Geometry]] = []
+        for t in tensors:
+            raw = self._remember(t)
+            if raw is not None and not self.swapped and type(t) in PLAIN and t.layout is torch.strided:
+                self._data.append((t, t.detach(), raw._cdata, geometry(t)))
+        for _, grad in self._grads:
+            if grad is not None:
+                self._remember(grad)
 
-        self._hooks = [
-            (table, dict(table)) for m, _ in self._modes for table in (m._forward_pre_hooks, m._forward_hooks)
-        ]
+    def _remember(self, t: torch.Tensor) -> torch.UntypedStorage | None:
+        """Note what shares memory; the storage, where there is one."""
+        raw = storage_of(t)
+        if raw is None:
+            self._whole[_memory(t)] = t
+        else:
+            self._storages.setdefault(self._ledger.storage_at(raw).key, []).append(t)
+        return raw
 
     def before_write(self, t: torch.Tensor) -> None:
         """Clone what shares a storage with `t`, the first time it is about to be written."""
@@ -78,9 +83,11 @@ class Keeper:
 
     def _restore_gradients(self) -> None:
         for t, asked in self._asked:
-            if t.requires_grad and not asked and not t.is_leaf and not t._is_view():  # a part of the pass' own graph
+            if t.requires_grad is asked:
+                continue
+            if not asked and not t.is_leaf and not t._is_view():  # a part of the pass' own graph
                 t.detach_()
-            elif t.is_leaf and t.requires_grad != asked:
+            elif t.is_leaf:
                 with torch.inference_mode(t.is_inference()):
                     t.requires_grad_(asked)
         for p, grad in self._grads:
@@ -89,38 +96,53 @@ class Keeper:
 
     def _restore_parts(self) -> None:
         for table, entries in self._parts:
-            if _other(table, entries):
-                for name in [n for n in [*table] if n not in entries]:
-                    table.pop(name, None)
-                table.update(entries)  # never empty in between: another thread may be running the model
-                if list(table) != list(entries):
-                    table.clear()
-                    table.update(entries)
-        for hooks, before in self._hooks:
-            if (hooks or before) and hooks.keys() != before.keys():
-                _put_back(hooks, before)
-        for t, data in self._data:
-            if t.layout != torch.strided or _lies(t) != _lies(data):
+            if (table or entries) and _other(table, entries):
+                _put_back(table, entries)
+        for t, data, address, g in self._data:
+            if t.layout is not torch.strided or t.untyped_storage()._cdata != address or geometry(t) != g:
                 t.data = data
 
 
-def _other(now: dict[str, Any], before: dict[str, Any]) -> bool:
+_NONE: dict[Any, Any] = {}
+
+
+def _parts(module: nn.Module) -> Iterator[tuple[dict[Any, Any], dict[Any, Any]]]:
+    """Attributes, registries and hooks of a module, and what they hold now: most hold nothing."""
+    own = vars(module)
+    entries = dict(own)
+    if CALL in own:
+        call = own_call(module)
+        entries[CALL] = call
+        if call is None:
+            del entries[CALL]
+    yield own, entries
+    for table in (
+        module._parameters,
+        module._buffers,
+        module._modules,
+        module._forward_pre_hooks,
+        module._forward_hooks,
+    ):
+        yield table, dict(table) if table else _NONE
+
+
+def _other(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
     """Whether a registry holds other entries than before."""
     return len(now) != len(before) or any(map(is_not, now, before)) or any(map(is_not, now.values(), before.values()))
 
 
-def _put_back(hooks: dict[int, Any], before: dict[int, Any]) -> None:
-    """Undo what the forward did to hooks; those of another thread's pass come and go by themselves."""
-    for key, hook in [*hooks.items()]:
-        if key not in before and getattr(hook, "__module__", "") != _SESSION:
-            hooks.pop(key, None)
-    for key, hook in before.items():
-        if key not in hooks and getattr(hook, "__module__", "") != _SESSION:
-            hooks[key] = hook
-
-
-def _lies(t: torch.Tensor) -> tuple[int, Geometry]:
-    return t.untyped_storage()._cdata, geometry(t)
+def _put_back(table: dict[Any, Any], entries: dict[Any, Any]) -> None:
+    """Never empty in between, if it can be helped: another thread may be running the model."""
+    with PLACING:
+        passing = table.get(CALL)
+        if isinstance(passing, Followed):  # another thread's pass, which ends by itself
+            entries = {**entries, CALL: passing}
+        for name in [n for n in [*table] if n not in entries]:
+            table.pop(name, None)
+        table.update(entries)
+        if list(table) != list(entries):
+            table.clear()
+            table.update(entries)
 
 
 def _memory(t: torch.Tensor) -> int:

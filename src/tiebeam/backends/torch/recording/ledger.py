@@ -5,11 +5,10 @@ missed. Storages are held weakly: the ledger keeps no activation alive, and a we
 being reused.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tiebeam.backends.torch.names import Names
@@ -25,6 +24,14 @@ Geometry = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 def geometry(t: torch.Tensor) -> Geometry:
     """Offset, shape, strides and dtype."""
     return int(t.storage_offset()), t.shape, t.stride(), t.dtype
+
+
+def storage_of(t: torch.Tensor) -> torch.UntypedStorage | None:
+    """The memory that a tensor lies in; None where it has none of its own."""
+    try:
+        return t.untyped_storage()
+    except (NotImplementedError, RuntimeError, ValueError):  # sparse, nested, opaque, not yet materialised
+        return None
 
 
 def span(g: Geometry) -> tuple[int, int]:
@@ -74,21 +81,29 @@ class Draft:
     varying: bool = False  # an input or a random number reached it
 
 
-@dataclass(slots=True, eq=False)
 class Storage:
     """One storage: the value of each of its views, and every write to it in order.
 
     Attributes:
+        key: Its ordinal.
         values: By geometry the value, and how many writes it has seen.
         log: What was written: geometry and value.
         noted: An operation that waits to be settled, or waited, read it or made it: its values may be still to come.
     """
 
-    key: int
-    ref: Any
-    values: dict[Geometry, tuple[int, int]] = field(default_factory=dict)
-    log: list[tuple[Geometry, int]] = field(default_factory=list)
-    noted: bool = False
+    __slots__ = ("_held", "key", "log", "noted", "values")
+
+    def __init__(self, key: int, raw: torch.UntypedStorage) -> None:
+        self.key = key
+        self.values: dict[Geometry, tuple[int, int]] = {}
+        self.log: list[tuple[Geometry, int]] = []
+        self.noted = False
+        self._held = raw._weak_ref()  # `StorageWeakRef` is this in an object of its own: thousands are made
+
+    _free = staticmethod(torch.UntypedStorage._free_weak_ref)  # found also when the interpreter ends
+
+    def __del__(self) -> None:
+        self._free(self._held)
 
     def fresh(self, g: Geometry) -> int | None:
         """The value of a view that no later write can have touched, or None."""
@@ -120,17 +135,14 @@ class Ledger:
         self.tensors: dict[int, torch.Tensor] = {}  # leaves by value: which one is asked for is known later
 
     def storage(self, t: torch.Tensor) -> Storage | None:
-        try:
-            raw = t.untyped_storage()
-        except (NotImplementedError, RuntimeError, ValueError):  # sparse, nested, opaque, not yet materialised
-            return None
-        return self.storage_at(t, raw._cdata)
+        raw = storage_of(t)
+        return None if raw is None else self.storage_at(raw)
 
-    def storage_at(self, t: torch.Tensor, address: int) -> Storage:
-        """The storage of a tensor that is known to have this one."""
-        found = self.storages.get(address)
+    def storage_at(self, raw: torch.UntypedStorage) -> Storage:
+        """What is known of a tensor's storage."""
+        found = self.storages.get(raw._cdata)
         if found is None:
-            found = self.storages[address] = Storage(len(self.storages), StorageWeakRef(t.untyped_storage()))
+            found = self.storages[raw._cdata] = Storage(len(self.storages), raw)
         return found
 
     def add(self, g: Geometry, origin: Origin, **facts: Any) -> int:

@@ -87,7 +87,7 @@ class Measures:
 
     def of_stream(self, out: Any) -> torch.Tensor | None:
         """The tensor of the residual stream that an operation made, if any; its memory may be gone later."""
-        first = out if isinstance(out, torch.Tensor) else out[0] if isinstance(out, tuple) and out else None
+        first = out[0] if type(out) is tuple and out else out
         if not isinstance(first, torch.Tensor) or first.numel() != self._numel or first.ndim < 2:
             return None
         if not first.is_floating_point() or first.is_meta or first._is_zerotensor():
