@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tiebeam.backends.torch.recording.paths import own_call
-from tiebeam.blocks.readout_loss.torch.plain import logits_in_sight
+from tiebeam.blocks.readout_loss.sight import logits_in_sight
 
 
 class NothingKeptError(RuntimeError):

@@ -1,6 +1,7 @@
 """The readout loss in TensorFlow: a loop over blocks of tokens, whose gradients come with it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from tiebeam.blocks.readout_loss import options as say
 from tiebeam.blocks.readout_loss.options import NAME, Options, check_shapes
+from tiebeam.blocks.readout_loss.sight import in_sight
 from tiebeam.blocks.readout_loss.sizes import choose
 from tiebeam.errors import RangeError, ShapeError
 
@@ -74,6 +76,9 @@ def loss_of(
     copies = 1 if tf.config.list_physical_devices("GPU") else COPIES
     chunk = choose(hidden.shape[0] or GUESS, vocab, width, chunk=options.chunk, copies=copies).tokens
     factor = _checked_factor(factor, wide)
+    if _seen():
+        rows = tf.cast(targets, tf.int64)
+        return _whole(_Given(hidden, table, bias, factor, rows, weight, ids, options, wide, chunk))
     zero = tf.zeros((), wide)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -168,22 +173,23 @@ def _check_numbers(given: dict[str, Any], options: Options) -> None:
             raise say.outside(name, (int(bad[0]),), int(values[bad[0]]), len(bad), vocab)
 
 
+def _seen() -> bool:
+    """Whether logits are to be seen; not in a `tf.function` of the model's own, which keeps what it made for later."""
+    outer = getattr(tf.compat.v1.get_default_graph(), "outer_graph", None)
+    return in_sight() and outer is not None and not outer.building_function
+
+
+def _whole(given: _Given) -> Found:
+    """Look at all tokens at once, and leave gradients to TensorFlow: the logits are in sight."""
+    whole, sums = _laid_out(given, None)
+    (ce, z, lse, best, own), *_ = _block(given, given.hidden, given.ids, whole, gradients=False)
+    return Found(_loss(ce, z, sums, given.options), lse, best, own)
+
+
 def _sweep(given: _Given, scale: Any, *, gradients: bool) -> tuple[Found, list[Any]]:
     """Look at all tokens; `scale`, (tokens,), multiplies their losses before they are summed."""
     options, wide, vocab = given.options, given.wide, given.table.shape[0]
-    counted = tf.not_equal(given.targets, options.ignore_index)
-    outside = counted & ((given.targets < 0) | (given.targets >= vocab))
-    rows = tf.where(counted & ~outside, given.targets, tf.zeros_like(given.targets))
-    weights = tf.cast(counted, wide)
-    if given.weight is not None:
-        weights *= tf.cast(tf.gather(given.weight, rows), wide)
-    mean = options.reduction == "mean"
-    sums = [tf.reduce_sum(a) if mean else tf.ones((), wide) for a in (weights, tf.cast(counted, wide))]
-    each = [tf.math.divide_no_nan(tf.ones((), wide), n) for n in sums] if scale is None else [scale] * 2
-    whole = {"rows": rows, "outside": outside, "counted": counted, "weights": weights}
-    whole |= {name: tf.cast(counted, wide) * a for name, a in zip(("share", "share_z"), each, strict=True)}
-    # The gradient of a loss that is NaN.
-    whole["share"] = tf.where(outside, tf.constant(math.nan, wide), whole["share"])
+    whole, sums = _laid_out(given, scale)
     cut = _Blocks.of(given.hidden, given.chunk)
     whole |= {"hidden": given.hidden} if given.ids is None else {"hidden": given.hidden, "ids": given.ids}
     whole = {name: cut.padded(a) for name, a in whole.items()}
@@ -202,9 +208,32 @@ def _sweep(given: _Given, scale: Any, *, gradients: bool) -> tuple[Found, list[A
         lambda i, *_: i < cut.count, look, (0, arrays, state), parallel_iterations=1, swap_memory=False
     )
     ce, z, lse, best, own, hidden = (a.concat()[: cut.tokens] for a in arrays)
-    loss = ce + z if options.reduction == "none" else tf.reduce_sum(ce) / sums[0] + tf.reduce_sum(z) / sums[1]
     table, bias, factor = state
-    return Found(loss, lse, best, own), [hidden, table, factor * 0 if given.bias is None else bias, factor]
+    gradients_of = [hidden, table, factor * 0 if given.bias is None else bias, factor]
+    return Found(_loss(ce, z, sums, options), lse, best, own), gradients_of
+
+
+def _laid_out(given: _Given, scale: Any) -> tuple[dict[str, Any], list[Any]]:
+    """What goes with each token, (tokens,) each; and what losses, and z-losses, are divided by."""
+    options, wide, vocab = given.options, given.wide, given.table.shape[0]
+    counted = tf.not_equal(given.targets, options.ignore_index)
+    outside = counted & ((given.targets < 0) | (given.targets >= vocab))
+    rows = tf.where(counted & ~outside, given.targets, tf.zeros_like(given.targets))
+    weights = tf.cast(counted, wide)
+    if given.weight is not None:
+        weights *= tf.cast(tf.gather(given.weight, rows), wide)
+    mean = options.reduction == "mean"
+    sums = [tf.reduce_sum(a) if mean else tf.ones((), wide) for a in (weights, tf.cast(counted, wide))]
+    each = [tf.math.divide_no_nan(tf.ones((), wide), n) for n in sums] if scale is None else [scale] * 2
+    whole = {"rows": rows, "outside": outside, "counted": counted, "weights": weights}
+    whole |= {name: tf.cast(counted, wide) * a for name, a in zip(("share", "share_z"), each, strict=True)}
+    # The gradient of a loss that is NaN.
+    whole["share"] = tf.where(outside, tf.constant(math.nan, wide), whole["share"])
+    return whole, sums
+
+
+def _loss(ce: Any, z: Any, sums: Sequence[Any], options: Options) -> Any:
+    return ce + z if options.reduction == "none" else tf.reduce_sum(ce) / sums[0] + tf.reduce_sum(z) / sums[1]
 
 
 @dataclass(frozen=True)

@@ -1,35 +1,17 @@
-"""The same loss by way of its logits, for whoever has to see them: a recording of the forward pass.
-
-The readout is then a product like any other, in place of an operator of unknown body.
-"""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+"""The same loss by way of its logits, for whoever has to see them."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tiebeam.blocks.readout_loss import sight
 from tiebeam.blocks.readout_loss.options import Options
 from tiebeam.blocks.readout_loss.torch.statistics import ReadoutStats
 
-_SEEN: ContextVar[bool] = ContextVar("tiebeam_logits_in_sight", default=False)
-
-
-@contextmanager
-def logits_in_sight() -> Iterator[None]:
-    """Compute readout losses by way of their logits within the block, in this thread."""
-    token = _SEEN.set(True)
-    try:
-        yield
-    finally:
-        _SEEN.reset(token)
-
 
 def in_sight() -> bool:
-    """Whether logits are to be seen."""
-    return not torch.compiler.is_compiling() and _SEEN.get()
+    """Whether logits are to be seen; what is compiled asks nobody."""
+    return not torch.compiler.is_compiling() and sight.in_sight()
 
 
 def plain(

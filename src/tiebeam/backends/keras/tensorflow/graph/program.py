@@ -14,6 +14,7 @@ from tiebeam.backends.keras.layers import Layers
 from tiebeam.backends.keras.tensorflow.graph.flatten import Flat, flattened, runs_functions
 from tiebeam.backends.keras.untouched import untouched
 from tiebeam.backends.protocol import RefusedError
+from tiebeam.blocks.readout_loss.sight import logits_in_sight
 from tiebeam.errors import TiebeamError, TraceError
 
 
@@ -138,7 +139,7 @@ def program_of(
         given = [_joined(v, [left.pop(0) for _ in parts_of(v)]) for v in leaves]
         own_args, own_kwargs = keras.tree.pack_sequence_as(arguments, given)
         try:
-            with untouched(view.model), _watched(view.layers, scopes):
+            with untouched(view.model), logits_in_sight(), _watched(view.layers, scopes):
                 out = view.model(*own_args, **own_kwargs)
         except TiebeamError:
             raise

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tiebeam.backends.keras.common import KerasModel
 from tiebeam.backends.keras.tensorflow.graph.program import Program, program_of
 from tiebeam.backends.keras.untouched import attributes_of, untouched
+from tiebeam.blocks.readout_loss.sight import logits_in_sight
 
 KEPT = 4  # of one model
 
@@ -58,7 +59,7 @@ def calling(view: KerasModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
             return tf.nest.pack_sequence_as(leaf, parts, expand_composites=True)
 
         own_args, own_kwargs = keras.tree.map_structure(joined, arguments)
-        with untouched(view.model):
+        with untouched(view.model), logits_in_sight():
             out = view.model(*own_args, **own_kwargs)
         leaves = [v for v in keras.tree.flatten(out) if tf.is_tensor(v)]
         parts = [t for v in leaves for t in tf.nest.flatten(v, expand_composites=True)]
