@@ -162,3 +162,26 @@ def test_a_module_that_is_copied_while_it_runs_is_copied_without() -> None:
 
     tiebeam.inspect(Copying(nn.Linear(8, 8)), IDS)
     assert CALL not in vars(copies[0])
+
+
+def test_what_runs_as_copies_on_several_devices_is_left_alone() -> None:
+    class Parallel(nn.DataParallel):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__(module)
+            self.device_ids = [0, 1]
+
+        def forward(self, x: Tensor) -> Tensor:
+            copies = [m._replicate_for_data_parallel() for m in (self.module, self.module)]
+            for copied in copies:
+                copied.scale = 2.0
+            return copies[0](x)
+
+    class Scaled(nn.Module):
+        scale = 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    model = Tied(Parallel(Scaled()))
+    (lookup,) = tiebeam.inspect(model, IDS).tables[0].lookups
+    assert lookup.factor == 2.0  # the copy's

@@ -53,9 +53,11 @@ def module_paths(modules: Iterable[tuple[str, nn.Module]], stack: list[str]) -> 
     """Keep the path of the module that is running on top of `stack`."""
     placed: list[tuple[dict[str, Any], Followed]] = []
     thread = _this_thread()
+    modules = list(modules)
+    copied = _copied(m for _, m in modules)
     with PLACING:
         for path, module in modules:
-            if not isinstance(module, torch.jit.ScriptModule):
+            if not isinstance(module, torch.jit.ScriptModule) and id(module) not in copied:
                 own = vars(module)
                 followed = own[CALL] = Followed(module, path, stack, thread)
                 placed.append((own, followed))
@@ -67,6 +69,12 @@ def module_paths(modules: Iterable[tuple[str, nn.Module]], stack: list[str]) -> 
                 followed.thread = None
                 _take_out(own)
         del stack[1:]
+
+
+def _copied(modules: Iterable[nn.Module]) -> set[int]:
+    """Modules that run as copies of their attributes, one a device: a copy would call the module itself."""
+    parallel = [m for m in modules if isinstance(m, nn.DataParallel) and len(m.device_ids) > 1]
+    return {id(inner) for m in parallel for inner in m.module.modules()}
 
 
 def _take_out(own: dict[str, Any]) -> None:
