@@ -75,7 +75,7 @@ def all_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def loose_tensors(model: nn.Module, paths: Paths | None = None) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors in plain attributes of modules, and in lists, tuples and dictionaries there, by path."""
     for path, module in module_tree(model) if paths is None else paths:
-        own = vars(module)
+        own = vars(module).copy()  # another thread may be running the model, and note something there
         for attribute in [a for a in own if a not in _OF_EVERY_MODULE]:
             held = own[attribute]
             kind = type(held)

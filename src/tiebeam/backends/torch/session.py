@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from tiebeam.backends.torch.recording.paths import own_call
 from tiebeam.blocks.readout_loss.sight import logits_in_sight
 
 
@@ -73,7 +72,7 @@ def _compiled(modules: Iterable[nn.Module]) -> bool:
     import sys
 
     # A compiled function anywhere needs dynamo to be loaded; asking the stance would load it (seconds).
-    return "torch._dynamo" in sys.modules or any(own_call(m) is not None for m in modules)
+    return "torch._dynamo" in sys.modules or any(m._compiled_call_impl is not None for m in modules)
 
 
 def reshard(modules: Sequence[nn.Module]) -> None:

@@ -3,7 +3,6 @@
 from torch import nn
 
 from tiebeam.backends.torch.names import named_tensors
-from tiebeam.backends.torch.recording.paths import own_call
 from tiebeam.core.report import Report
 from tiebeam.errors import InputError
 
@@ -42,7 +41,7 @@ def joined(prefix: str, name: str) -> str:
 def is_compiled(model: nn.Module, path: str) -> bool:
     """Whether `torch.compile` compiles the module at this path: itself, or one that it is part of."""
     return any(
-        "_orig_mod" in module._modules or own_call(module) is not None
+        "_orig_mod" in module._modules or module._compiled_call_impl is not None
         for name, module in model.named_modules()
         if not name or path == name or path.startswith(f"{name}.")
     )

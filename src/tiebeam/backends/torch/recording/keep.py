@@ -10,7 +10,7 @@ from torch import nn
 from tiebeam.backends.torch.names import Names
 from tiebeam.backends.torch.parts import sharded
 from tiebeam.backends.torch.recording.ledger import PLAIN, Geometry, Ledger, geometry, storage_of
-from tiebeam.backends.torch.recording.paths import CALL, PLACING, Followed, own_call
+from tiebeam.backends.torch.recording.paths import Pass
 
 
 class Keeper:
@@ -108,15 +108,8 @@ _NONE: dict[Any, Any] = {}
 
 def _parts(module: nn.Module) -> Iterator[tuple[dict[Any, Any], dict[Any, Any]]]:
     """Attributes, registries and hooks of a module, and what they hold now: most hold nothing."""
-    own = vars(module)
-    entries = dict(own)
-    if CALL in own:
-        call = own_call(module)
-        entries[CALL] = call
-        if call is None:
-            del entries[CALL]
-    yield own, entries
     for table in (
+        vars(module),
         module._parameters,
         module._buffers,
         module._modules,
@@ -132,17 +125,15 @@ def _other(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
 
 
 def _put_back(table: dict[Any, Any], entries: dict[Any, Any]) -> None:
-    """Never empty in between, if it can be helped: another thread may be running the model."""
-    with PLACING:
-        passing = table.get(CALL)
-        if isinstance(passing, Followed):  # another thread's pass, which ends by itself
-            entries = {**entries, CALL: passing}
-        for name in [n for n in [*table] if n not in entries]:
-            table.pop(name, None)
-        table.update(entries)
-        if list(table) != list(entries):
-            table.clear()
-            table.update(entries)
+    """Never empty in between, if it can be helped: another thread may be running the model, or a pass over it."""
+    passing = {name: hook for name, hook in [*table.items()] if type(name) is Pass}
+    entries = {name: held for name, held in entries.items() if type(name) is not Pass}
+    for name in [n for n in [*table] if n not in entries and n not in passing]:
+        table.pop(name, None)
+    table.update(entries)
+    if [n for n in [*table] if n not in passing] != [*entries]:
+        table.clear()
+        table.update({**entries, **passing})
 
 
 def _memory(t: torch.Tensor) -> int:
