@@ -151,4 +151,4 @@ def test_what_was_not_measured_is_refused_and_what_was_is_shown() -> None:
 
 def test_a_number_of_bits_alone_is_refused_with_what_would_do() -> None:
     with pytest.raises(RangeError, match=r"got: bits=8\n(?s:.*)Hint: bits=\(8,\)"):
-        measure_sensitivity("m", Model(1, 1), bits=8)  # type: ignore[arg-type]
+        measure_sensitivity("m", Model(1, 1), bits=8)
