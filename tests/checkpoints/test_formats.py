@@ -205,3 +205,9 @@ def test_a_folder_is_searched_for_its_file_of_weights(tmp_path: Path) -> None:
     (tmp_path / "d.txt").write_text("hello, this is no checkpoint")
     with pytest.raises(CheckpointError, match="no format"):
         inspect(tmp_path / "d.txt")
+
+
+@pytest.mark.parametrize("given", [{"wte.weight": np.zeros((8, 2))}, torch.nn.Linear(2, 2), None])
+def test_what_is_in_memory_is_no_checkpoint(given: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"(?s)is no path.*Hint: a model in memory"):
+        inspect(given)

@@ -138,6 +138,16 @@ def test_a_file_of_layers_alone_has_no_table(tmp_path: Path) -> None:
     assert (found.state, found.table) == ("no-table", None)
 
 
+def test_a_table_that_no_name_tells_can_be_named_by_who_knows_it(tmp_path: Path) -> None:
+    """Keras stores the variables of a subclassed model under the names of its attributes."""
+    path = safetensors(tmp_path / "m.safetensors", {"d/vars/0": table(8, 8), "e/vars/0": table(300, 8)})
+    [finding] = inspect(path).findings
+    assert (finding.code, finding.severity) == ("no-table", "info")
+    assert "--table NAME" in finding.hint
+    assert "'e/vars/0', 300 x 8" in finding.hint
+    assert inspect(path, table="e/vars/0").table == "e/vars/0"
+
+
 def test_an_alias_in_the_metadata_is_read_back(tmp_path: Path) -> None:
     path = safetensors(tmp_path / "m.safetensors", {TABLE: E, **BODY}, {READOUT: TABLE, "format": "pt"})
     found = inspect(path)

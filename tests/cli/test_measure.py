@@ -178,6 +178,14 @@ def test_a_function_of_the_users_gives_the_batch_and_an_object_is_one(data: str,
     same(measured(run, "lm:build", data), want)
 
 
+@pytest.mark.parametrize("command", ["measure", "sensitivity"])
+def test_a_file_that_is_not_there_is_missed_before_a_model_is_built(command: str, run: Run) -> None:
+    ran = run(command, "there_is_no_such_module:either", "--data", "missing.txt")
+    assert ran.code == 2
+    assert "there is no file 'missing.txt'" in ran.err
+    assert "Hint: paths are taken from the current folder" in ran.err
+
+
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [

@@ -180,3 +180,47 @@ def test_an_unknown_body_that_nothing_depends_on_is_not_remarked() -> None:
         return h @ params["table"].T
 
     assert not any("unknown body" in n for n in tiebeam.inspect(apply, ids(), params=tree()).notes)
+
+
+@pytest.mark.parametrize("given", [ids(), (ids(),), np.zeros((1, 4), np.int64)])
+def test_inputs_in_the_place_of_params_are_said_to_come_first(given: Any) -> None:
+    model = CASES["linen_attend"]().model
+    params = model.init(jax.random.key(0), ids())
+    for call in (
+        lambda: tiebeam.initialize_params(model, params, given),
+        lambda: tiebeam.inspect(model, params, params=given),
+        lambda: tiebeam.measure(model, params, params=given),
+        lambda: tiebeam.resize_params(model, VOCAB + 8, params, given),
+    ):
+        with pytest.raises(tiebeam.InputError, match=r"(?s)no tree of its variables.*Hint: inputs come first"):
+            call()
+
+
+def test_ids_in_the_place_of_the_params_of_a_function() -> None:
+    with pytest.raises(tiebeam.InputError, match="inputs come first"):
+        tiebeam.initialize_params(apply, tree(), ids())
+
+
+def test_a_table_alone_is_params_of_a_function() -> None:
+    assert tiebeam.inspect(lambda t, tokens: t[tokens] @ t.T, ids(), params=tree()["table"]).tables[0].tied
+
+
+def test_a_state_of_an_optimizer_is_no_tree_of_variables() -> None:
+    model = CASES["linen_attend"]().model
+    params = model.init(jax.random.key(0), ids())
+    with pytest.raises(tiebeam.InputError, match=r"(?s)got: a tuple.*an optimizer's state"):
+        tiebeam.inspect(model, ids(), params=(jnp.zeros((), jnp.int32), params))
+
+
+def test_a_bound_linen_module_is_to_be_taken_apart() -> None:
+    model = CASES["linen_attend"]().model
+    bound = model.bind(model.init(jax.random.key(0), ids()))
+    with pytest.raises(tiebeam.InputError, match=r"(?s)bound to some.*unbind"):
+        tiebeam.inspect(bound, ids())
+    module, variables = bound.unbind()
+    assert tiebeam.inspect(module, ids(), params=variables).tables[0].tied
+
+
+def test_a_loss_that_makes_numbers_of_traced_arrays() -> None:
+    with pytest.raises(tiebeam.InputError, match=r"(?s)loss= does not run: Concretization.*one float of the framework"):
+        tiebeam.measure(apply, ids(), params=tree(), loss=lambda output, batch: float(output.mean()))

@@ -168,3 +168,30 @@ def test_a_half_precision_table_is_measured_in_float32() -> None:
     assert found.initial_loss == pytest.approx(want.initial_loss, rel=0.02)
     assert found.tables[0].unaccounted == 0.0
     assert found.role_ratio == pytest.approx(want.role_ratio, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [lambda output: output.mean(), lambda output, given: F.cross_entropy(given, output), lambda o, b: o.lost],
+    ids=["one argument", "the other way round", "another output"],
+)
+def test_a_loss_that_does_not_run_is_said_to_be_how_it_is_called(loss: Any) -> None:
+    with pytest.raises(
+        tiebeam.InputError, match=r"(?s)loss= does not run: \w+Error: .*got: .*a Tensor.*Hint:"
+    ) as caught:
+        tiebeam.measure(Tied(plain), batch(), loss=loss)
+    assert caught.value.__cause__ is not None
+
+
+def test_a_loss_that_refuses_for_a_reason_of_its_own_keeps_it() -> None:
+    def strict(output: Tensor, given: Tensor) -> Tensor:
+        raise tiebeam.RangeError("too few tokens")
+
+    with pytest.raises(tiebeam.RangeError, match="too few tokens"):
+        tiebeam.measure(Tied(plain), batch(), loss=strict)
+
+
+def test_ids_that_are_floats_are_to_be_made_integers() -> None:
+    for call in (tiebeam.measure, tiebeam.inspect):
+        with pytest.raises(tiebeam.InputError, match=r"of float32\n(?s:.*)Hint: token ids are integers: ids\.long"):
+            call(Tied(plain), batch().float())

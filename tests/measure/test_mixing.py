@@ -117,6 +117,7 @@ def test_a_lookup_that_cannot_be_seen_is_said_and_not_passed_over() -> None:
     [
         (Tied(plain), {"lookup": -1.0}, "0 or more"),
         (Tied(plain), {"lookup": float("nan")}, "0 or more"),
+        (Tied(plain), {"lookup": "2"}, "got: '2'"),
         (Tied(plain, split=True), {"lookup": 2.0}, "no table of the report is tied"),
         (Tied(one_hot), {"lookup": 2.0}, "one-hot"),
     ],

@@ -45,6 +45,16 @@ def test_a_table_that_did_not_move_has_no_direction() -> None:
     assert (drift.moved, drift.lookup, drift.readout, drift.still_rows) == (0.0, None, None, VOCAB)
 
 
+def test_earlier_values_of_no_table_are_refused_and_those_of_a_whole_model_are_not() -> None:
+    model, ids = Tied(plain), batch()
+    with pytest.raises(tiebeam.InputError, match=r"(?s)got: tabel\n.*one of table\nHint: since={'table': ...}"):
+        tiebeam.measure(model, ids, since={"tabel": model.table.detach().clone()})
+    everything = {name: p.detach().clone() for name, p in model.named_parameters()}
+    assert len(everything) > 1
+    assert tiebeam.measure(model, ids, since=everything).tables[0].drift is not None
+    assert tiebeam.measure(model, ids, since={}).tables[0].drift is None
+
+
 def test_an_earlier_table_of_another_shape_is_refused() -> None:
     with pytest.raises(tiebeam.InputError, match="another shape"):
         tiebeam.measure(Tied(plain), batch(), since={"table": np.zeros((3, 3))})

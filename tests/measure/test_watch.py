@@ -255,3 +255,18 @@ def test_the_loss_has_the_name_that_printouts_give_it() -> None:
     assert found is not None
     assert watch.history == [(0, found)]
     assert found.loss == found.initial_loss > 0
+
+
+@pytest.mark.parametrize("step", [batch(), "5", 2.5, None])
+def test_what_is_no_step_is_refused_at_once(step: Any) -> None:
+    watch = tiebeam.Watch(Tied(plain))
+    with pytest.raises(InputError, match=r"(?s)with the step first.*got: .*Hint: watch\(step, batch\)"):
+        watch(step, batch())
+    assert not watch.history
+
+
+def test_a_step_that_is_counted_in_a_tensor_is_written_down_as_a_number(tmp_path: Path) -> None:
+    watch = tiebeam.Watch(Tied(plain), path=tmp_path / "watch.jsonl")
+    watch(torch.tensor(100), batch())
+    assert [json.loads(line)["step"] for line in (tmp_path / "watch.jsonl").read_text().splitlines()] == [100]
+    assert type(watch.history[0][0]) is int

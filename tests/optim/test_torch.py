@@ -217,7 +217,7 @@ def test_wrappers_around_the_model_of_the_report_are_seen_through() -> None:
         ({"optimizer": None}, "family is unknown"),
         ({"lr": -1.0}, "lr is no rate"),
         ({"lr": float("nan")}, "lr is no rate"),
-        ({"lr": "1e-3"}, "lr is no rate"),
+        ({"lr": "1e-3"}, r"(?s)lr is no rate.*Hint: lr=float\(lr\)"),
         ({"weight_decay": -0.1}, "weight_decay is no rate"),
     ],
 )

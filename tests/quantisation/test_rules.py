@@ -147,3 +147,8 @@ def test_what_was_not_measured_is_refused_and_what_was_is_shown() -> None:
     assert found.to_dict()["effects"][2]["role"] == "both"
     assert "both        8       row" in str(found)
     assert f"{found.effect('both', 8).kl:.2e}" in str(found)
+
+
+def test_a_number_of_bits_alone_is_refused_with_what_would_do() -> None:
+    with pytest.raises(RangeError, match=r"got: bits=8\n(?s:.*)Hint: bits=\(8,\)"):
+        measure_sensitivity("m", Model(1, 1), bits=8)

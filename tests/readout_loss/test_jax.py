@@ -260,3 +260,18 @@ def test_a_learned_factor_may_be_a_variable_of_nnx():
     hidden, table, targets, _ = problem((3,))
     scale = nnx.Param(jnp.float32(0.5))
     close(readout_loss(hidden, table, targets, factor=scale), cross_entropy(hidden, table, targets, factor=0.5))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        {"embedding": jnp.ones((VOCAB, WIDTH))},
+        nnx.Embed(VOCAB, WIDTH, rngs=nnx.Rngs(0)),
+        tiebeam.equinox.TiedEmbedding(VOCAB, WIDTH, key=jax.random.key(0)),
+    ],
+    ids=["tree", "nnx", "equinox"],
+)
+def test_what_holds_a_table_is_not_taken_for_it(layer):
+    hidden, _, targets, _ = problem((3,))
+    with pytest.raises(InputError, match=r"(?s)table of readout_loss.*an array\nHint: pass the array that it holds"):
+        readout_loss(hidden, layer, targets)

@@ -314,3 +314,20 @@ def test_a_constant_factor_has_all_digits_in_float64():
     hidden, table, targets, _ = problem()
     found = float(readout_loss(hidden, table, targets, factor=0.3))
     assert found == pytest.approx(float(reference(hidden, table, targets, factor=0.3)), rel=1e-12)
+
+
+def test_a_layer_is_not_taken_for_its_table():
+    hidden, _, targets, _ = problem()
+    layer = TiedEmbedding(VOCAB, WIDTH)
+    layer.build()
+    with pytest.raises(InputError, match=r"(?s)got: TiedEmbedding.*Hint: pass the array that it holds"):
+        readout_loss(hidden, layer, targets)
+    assert tuple(readout_loss(hidden.astype("float32"), layer.embeddings, targets).shape) == ()
+
+
+def test_a_layer_that_is_not_built_has_no_loss():
+    hidden, _, targets, _ = problem()
+    layer = TiedEmbedding(VOCAB, WIDTH)
+    with pytest.raises(InputError, match="look ids up first"):
+        layer.loss(hidden, targets)
+    assert not layer.variables

@@ -241,3 +241,23 @@ def test_inputs_without_a_token_are_refused_for_nothing_would_be_measured(shape)
         with pytest.raises(InputError, match="the inputs are empty"):
             look(model, torch.zeros(shape, dtype=torch.long))
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+class Strict(nn.Module):
+    """A layer that is never called has a weight of another shape, and the forward refuses floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.spare = nn.Embedding(VOCAB, WIDTH), nn.Linear(VOCAB, WIDTH)
+        self.spare.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        if tokens.is_floating_point():
+            raise ValueError("tokens are integers")
+        return self.embed(tokens) @ self.embed.weight.T
+
+
+def test_shapes_are_not_blamed_where_the_model_said_something_else() -> None:
+    assert tiebeam.inspect(Strict(), ids()).tables[0].state == "tied"
+    with pytest.raises(InputError, match=r"(?s)ValueError: tokens are integers.*Hint: token ids are integers"):
+        tiebeam.inspect(Strict(), ids().float())

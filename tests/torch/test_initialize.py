@@ -2,6 +2,7 @@
 
 import itertools
 import types
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ class Model(nn.Module):
 
 @pytest.mark.parametrize("settings", [{}, {"gain": 1.02}, {"gain": 3.0}, {"norm": False}], ids=str)
 def test_twice_equals_once_whatever_the_table_was(settings: dict[str, float]) -> None:
-    model = Model(**settings)  # type: ignore[arg-type]
+    model = Model(**settings)
     tiebeam.initialize(model, IDS)
     once = model.embed.weight.detach().clone()
     tiebeam.initialize(model, IDS)
@@ -48,7 +49,7 @@ def test_twice_equals_once_whatever_the_table_was(settings: dict[str, float]) ->
 
 @pytest.mark.parametrize("settings", [{}, {"gain": 3.0}, {"norm": False}], ids=str)
 def test_logits_start_at_unit_variance(settings: dict[str, float]) -> None:
-    model = Model(**settings)  # type: ignore[arg-type]
+    model = Model(**settings)
     report = tiebeam.initialize(model, IDS)
     assert report.init[0].settled
     assert 0.85 < model(IDS).std().item() < 1.2
@@ -362,3 +363,20 @@ def test_a_readout_that_lacks_a_row_of_its_lookup_is_measured_beside_a_larger_vo
     assert (head.name, head.hidden_rms) == ("head.weight", pytest.approx(1.0, rel=0.02))
     tiebeam.initialize(model, ids).assert_healthy()
     assert model(*ids).std().item() == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"mode": "analytical"}, "did you mean 'analytic'"),
+        ({"mode": "fast"}, "leave it out: 'auto'"),
+        ({"only": "all"}, "keeps what its own code drew"),
+        ({"seed": None}, "seed=0, or another"),
+    ],
+)
+def test_an_option_that_there_is_not_is_refused_with_what_to_do(more: dict[str, Any], says: str) -> None:
+    model = nn.Sequential(nn.Embedding(300, 16), nn.LayerNorm(16))
+    before = model[0].weight.detach().clone()
+    with pytest.raises(tiebeam.RangeError, match=f"(?s)got: .*expected: .*Hint: .*{says}"):
+        tiebeam.initialize(model, torch.arange(8)[None], **more)
+    assert torch.equal(model[0].weight, before)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -326,3 +327,16 @@ def test_a_tensor_parallel_model_is_seen_as_the_whole_one(processes: int, tmp_pa
     for rank in ranks:
         said, _ = rank.communicate(timeout=120)
         assert json.loads(said) == [[[["embed.weight", "head.weight"], "tied", 512, 64, 8.0, 0.5]], []]
+
+
+@pytest.mark.slow
+def test_inputs_are_made_behind_an_adapter_that_hands_on_whatever_it_is_given() -> None:
+    """Without a task_type its forward is `(*args, **kwargs)`, and the model inside was called with nothing."""
+    from peft import LoraConfig, get_peft_model
+    from tests.checkpoints.tiny import tiny
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft asks transformers by an old name
+        model = get_peft_model(tiny("GPT2LMHeadModel"), LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    assert "input_ids" not in signature(model.forward).parameters
+    assert tiebeam.inspect(model).tables[0].state == "tied"

@@ -137,9 +137,19 @@ def initialize_params(
 
 def _check(only: str, seed: int) -> None:
     if only != "tables":
-        raise RangeError("initialize writes vocabulary tables alone", got=f"only={only!r}", expected="only='tables'")
+        raise RangeError(
+            "initialize writes vocabulary tables alone",
+            got=f"only={only!r}",
+            expected="only='tables'",
+            hint="leave it out: the rest of the model keeps what its own code drew",
+        )
     if type(seed) is not int or seed < 0:
-        raise RangeError("the seed is no natural number", got=repr(seed), expected="an integer of 0 or above")
+        raise RangeError(
+            "the seed is no natural number",
+            got=repr(seed),
+            expected="an int of 0 or above",
+            hint="seed=0, or another: each gives one draw, the same everywhere",
+        )
 
 
 def _initialized(seen: Look, mode: Mode, seed: int) -> Report:

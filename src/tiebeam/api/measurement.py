@@ -1,7 +1,8 @@
 """`tiebeam.measure` and `tiebeam.check_gradients`."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,8 @@ def measure(
 
     Raises:
         BackendError: The framework has no measuring yet.
-        InputError: The model refuses the batch; it is empty or holds no targets; the loss is not finite.
+        InputError: The model refuses the batch; it is empty or holds no targets; `loss` does not run, or is not finite;
+            `since` names no table.
 
     Example:
         >>> import torch, tiebeam
@@ -80,6 +82,7 @@ def measure(
     tables = build_tables(
         found.uses, backend.weights(traced), lambda a, b: False, meta=graph.meta, repeats=graph.repeats
     )
+    _check_since(since, [n for t in tables for n in t.names])
     notes = (*graph.notes, *barriers(graph), *(() if tables else ("no vocabulary table was seen",)))
     return assemble(backend.name, backend.framework, tables, found, passed, notes, graph.repeats)
 
@@ -161,6 +164,18 @@ def prepared(
     check_callable("loss", loss, "a function of what the model returns and the batch")
     own = None if loss is None else OwnLoss(loss, batch)
     return backend, args, kwargs, Request(own, labels, mask, **asked)
+
+
+def _check_since(since: Mapping[str, Any] | None, names: Sequence[str]) -> None:
+    """Refuse earlier values of which none is a table's: no drift would be said, and no reason. Others may be there."""
+    if since and names and not set(since) & set(names):
+        [near] = get_close_matches(str(next(iter(since))), names, 1, cutoff=0.0)
+        raise InputError(
+            "since= holds no earlier values of a table",
+            got=", ".join(list(since)[:4]),
+            expected=f"one of {', '.join(names)}",
+            hint=f"since={{{near!r}: ...}}",
+        )
 
 
 def _targets_apart(backend: Model, batch: Any) -> tuple[Any, npt.NDArray[Any] | None, npt.NDArray[Any] | None]:

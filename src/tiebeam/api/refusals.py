@@ -14,6 +14,9 @@ MOST = 8
 ARRAYS = {"torch": "torch.tensor", "jax": "jax.numpy.array", "keras": "numpy.array"}
 """What makes an array of a list."""
 
+INTEGERS = {"torch": "ids.long()", "jax": "ids.astype(int)", "keras": "ids.astype(int)"}
+"""What makes ids of floats."""
+
 
 class UnloadedError(InputError):
     """The model cannot run because some of its parameters have no values."""
@@ -52,9 +55,9 @@ def refused_inputs(
     """
     error = refused.__cause__ or refused
     why = backend.diagnose()
-    if isinstance(why, ShapeError):
+    if isinstance(why, ShapeError) and isinstance(error, RuntimeError):  # what PyTorch raises where shapes do not fit
         return why
-    if why is not None:
+    if isinstance(why, Finding):
         return UnloadedError(why)
     given = [("", a) for a in args] + [(f"{k}=", v) for k, v in kwargs.items()]
     ids = [v for _, v in given if _holds_ids(v)]
@@ -70,8 +73,19 @@ def refused_inputs(
         expected=f"what its forward takes: {_signature(backend)}",
         hint=as_array
         if plain
+        else f"token ids are integers: {INTEGERS[backend.framework]}"
+        if not ids and _wants_integers(error) and any(_holds_floats(v) for _, v in given)
         else f"pass {argument}, a tuple for positional or a dict for keyword arguments, with which model(...) runs",
     )
+
+
+def _wants_integers(error: BaseException) -> bool:
+    """Whether the framework says so of what it was given; PyTorch calls them by their type."""
+    return any(word in str(error) for word in ("integer", "Long, Int"))
+
+
+def _holds_floats(value: Any) -> bool:
+    return "float" in str(getattr(value, "dtype", ""))
 
 
 def _outside(backend: Model, ids: list[Any], error: BaseException, argument: str) -> InputError:

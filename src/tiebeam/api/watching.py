@@ -1,6 +1,7 @@
 """`tiebeam.Watch`."""
 
 import json
+import operator
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -99,9 +100,11 @@ class Watch:
             The measurement, or None.
 
         Raises:
-            InputError: The arrays of a model that does not hold its own, or the new model, were not given.
+            InputError: The arrays of a model that does not hold its own, or the new model, were not given; or the step
+                is no whole number.
         """
         self._check_given(params, model)
+        step = _whole(step)
         if step % self.every:
             return None
         try:
@@ -212,6 +215,20 @@ def _checked(path: Path) -> Path:
             hint="make the folder first" if not path.is_dir() else "name a file in it: watch.jsonl",
         )
     return path
+
+
+def _whole(step: Any) -> int:
+    """A step as a number of Python's: JAX and PyTorch may count in arrays."""
+    try:
+        return operator.index(step)
+    except TypeError:
+        kind, shape = type(step).__name__, getattr(step, "shape", ())
+        raise InputError(
+            "a watch is called with the step first",
+            got=f"{kind} of shape {tuple(shape)}" if shape else repr(step),
+            expected="a whole number",
+            hint="watch(step, batch)",
+        ) from None
 
 
 def _name(model: Any) -> str:

@@ -9,7 +9,7 @@ from keras import ops
 from tiebeam.blocks.readout_loss.keras import readout_loss
 from tiebeam.blocks.settings import OWNER, Settings, wrong_ids
 from tiebeam.core.initialising.moments import target_std_readout
-from tiebeam.errors import RangeError
+from tiebeam.errors import InputError, RangeError
 
 PACKAGE = "tiebeam"
 
@@ -185,10 +185,18 @@ class TiedEmbedding(keras.layers.Layer):  # type: ignore[misc]
             options: Of `tiebeam.keras.readout_loss`, but for what the layer knows itself.
 
         Raises:
+            InputError: The layer is not built.
             ShapeError: The hidden state does not end in `width`, or the targets do not fit it.
         """
         s = self.settings
         s.check_hidden(tuple(hidden.shape))
+        if not self.built:
+            raise InputError(
+                f"{OWNER} has no table yet",
+                got="a layer that is not built",
+                expected="one that was called, or built",
+                hint="look ids up first: layer(ids); or layer.build()",
+            )
         hidden = ops.cast(hidden, self.compute_dtype)
         if self.project_out is not None:
             hidden = self._product("...i,ij->...j", hidden, self.project_out)

@@ -161,10 +161,13 @@ def token_ids(vocab: int, *, length: int = LENGTH, avoid: frozenset[int] = froze
 
 
 def _parameters(forward: Callable[..., Any]) -> Parameters:
+    """What a forward takes by name; nothing where it only hands on what it is given, as a wrapper's does."""
     try:
-        return inspect.signature(forward).parameters
+        takes = inspect.signature(forward).parameters
     except (TypeError, ValueError):
         return {}
+    hands_on = all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in takes.values())
+    return {} if hands_on else takes
 
 
 def _must_have(takes: Parameters) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Findings on a checkpoint: where file, config and family say different things of one table."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -52,7 +53,13 @@ def _roles(facts: Facts) -> Iterator[Finding]:
             hint="name them: tiebeam checkpoint PATH --table NAME --readout NAME",
         )  # fmt: skip
     elif facts.state == "no-table" and not facts.archive.adapter:
-        yield Finding("no-table", "info", "", "no tensor of the file looks like a vocabulary table")
+        shapes = {e.name: e.shape for e in facts.archive.entries.values() if e.shape is not None and len(e.shape) == 2}
+        largest = max(shapes, key=lambda name: math.prod(shapes[name]), default=None)
+        yield Finding(
+            "no-table", "info", "", "no tensor of the file looks like a vocabulary table",
+            hint=f"where one is: tiebeam checkpoint PATH --table NAME; the largest matrix is {largest!r}, "
+            f"{shapes[largest][0]} x {shapes[largest][1]}" if largest is not None else "",
+        )  # fmt: skip
     different = [name for name, likeness in facts.others if likeness == "different"]
     if facts.table is not None and different:
         yield Finding(

@@ -1,5 +1,6 @@
 """Which format a path holds, told by its first bytes rather than by its name."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -48,6 +49,12 @@ def open_archive(path: str | Path, config: object = None) -> Archive:
         >>> [(e.name, e.shape, e.dtype.name) for e in open_archive(path).entries.values()]
         [('wte.weight', (8, 2), 'float32')]
     """
+    if not isinstance(path, str | os.PathLike):
+        raise CheckpointError(
+            f"a {type(path).__name__} is no path",
+            expected="a file of weights, or a folder that holds one",
+            hint="a model in memory is looked at by tiebeam.inspect(model, inputs)",
+        )
     try:
         place = _file(Path(path))
         archive = _read(place)

@@ -167,7 +167,9 @@ def measure_command(
         form = form or format_for(output)
         import tiebeam
         from tiebeam.cli.building import PASS, seeded
+        from tiebeam.cli.data import file_of
 
+        file_of(data)
         with stdout_kept_clean():
             found = _resolve(target, meta=False, seed=seed, backend=backend, imports=imports)
             batch = _batch(data, target, found, rows, tokens)
@@ -203,7 +205,9 @@ def sensitivity_command(
     with outcome(debug):
         import tiebeam
         from tiebeam.cli.building import PASS, seeded
+        from tiebeam.cli.data import file_of
 
+        file_of(data)
         with stdout_kept_clean():
             found = _resolve(target, meta=False, seed=seed, backend=backend, imports=imports)
             batch = _batch(data, target, found, rows, tokens)

@@ -34,12 +34,9 @@ def batch_of(data: str, target: str, found: Target, *, rows: int, tokens: int) -
     Raises:
         TargetError: There is no such file or function, or it holds no batch.
     """
-    path = Path(data).expanduser()
-    if not path.exists() and CALLABLE.fullmatch(data):
+    path = file_of(data)
+    if path is None:
         return object_of(data, "a batch"), f"what {data} gave"
-    if not path.is_file():
-        got = "a folder" if path.is_dir() else repr(data)
-        raise TargetError(f"there is no file '{data}' to measure on", got=got, expected=_EXPECTED)
     if path.suffix in (".npy", ".npz", ".json"):
         arrays = _arrays(path)
         if list(arrays) == [""]:
@@ -52,6 +49,25 @@ def batch_of(data: str, target: str, found: Target, *, rows: int, tokens: int) -
     said, ids = tokens_of(path, target, found, most=rows * tokens)
     cut = _cut(ids, rows, tokens)
     return _named(found, cut), f"{_size(cut)} tokens of {path.name}, {said}"
+
+
+def file_of(data: str) -> Path | None:
+    """The file of a batch, which is asked for before a model is built; None where it is `module:callable`.
+
+    Raises:
+        TargetError: There is no such file.
+    """
+    path = Path(data).expanduser()
+    if not path.exists() and CALLABLE.fullmatch(data):
+        return None
+    if not path.is_file():
+        raise TargetError(
+            f"there is no file '{data}' to measure on",
+            got="a folder" if path.is_dir() else repr(data),
+            expected=_EXPECTED,
+            hint="paths are taken from the current folder",
+        )
+    return path
 
 
 def _arrays(path: Path) -> dict[str, Array]:

@@ -125,6 +125,22 @@ def test_a_refusal_says_why_and_leaves_everything(case: str) -> None:
     assert same(everything(model, optimizer), before)
 
 
+@pytest.mark.parametrize("operation", [tiebeam.untie, lambda m, inputs: tiebeam.resize(m, 70, inputs)])
+def test_a_gradient_of_before_a_resize_by_other_means_is_to_be_dropped_first(operation: Callable[..., Any]) -> None:
+    """`resize_token_embeddings` of Transformers sets `.data` and leaves the gradient that the smaller table had."""
+    model = LM()
+    model(IDS).sum().backward()
+    stale = model.embed.weight.grad
+    model.embed.weight.data = torch.randn(60, 16)
+    model.embed.num_embeddings = model.head.out_features = 60
+    with pytest.raises(TieError, match=r"(?s)gradient of 'embed.weight'.*\(50, 16\).*\(60, 16\).*zero_grad"):
+        operation(model, IDS)
+    assert model.embed.weight.grad is stale
+    assert model.embed.weight is model.head.weight
+    model.zero_grad()
+    operation(model, IDS)
+
+
 def test_a_functional_tie_has_no_place_for_a_readout_of_its_own() -> None:
     class Functional(LM):
         def forward(self, ids: Tensor) -> Tensor:

@@ -165,10 +165,8 @@ def _checked(
     hidden: Any, table: Any, bias: Any, factor: Any, targets: Any, weight: Any, ids: Any, options: Options
 ) -> _Given:
     arrays = {"hidden": hidden, "table": table, "bias": bias, "weight": weight}
-    made: dict[str, Any] = {name: None if a is None else jnp.asarray(a) for name, a in arrays.items()}
-    whole: dict[str, Any] = {
-        name: None if a is None else jnp.asarray(a) for name, a in {"targets": targets, "ids": ids}.items()
-    }
+    made: dict[str, Any] = {name: _array(name, a) for name, a in arrays.items()}
+    whole: dict[str, Any] = {name: _array(name, a) for name, a in {"targets": targets, "ids": ids}.items()}
     shapes = {name: None if a is None else tuple(a.shape) for name, a in (made | whole).items()}
     more = {name: shapes[name] for name in ("bias", "weight", "ids")}
     check_shapes(shapes["hidden"] or (), shapes["table"] or (), shapes["targets"] or (), **more)
@@ -189,6 +187,13 @@ def _checked(
     return _Given(
         made["hidden"], made["table"], made["bias"], made["factor"], whole["targets"], made["weight"], whole["ids"]
     )
+
+
+def _array(name: str, given: Any) -> Any:
+    try:
+        return None if given is None else jnp.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise say.no_array(name, given) from error
 
 
 def _check_numbers(arrays: dict[str, Array], ids: dict[str, Array | None], vocab: int, options: Options) -> None:

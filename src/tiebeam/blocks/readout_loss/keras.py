@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from tiebeam.blocks.readout_loss.options import NAME, Options, checked_factor
+from tiebeam.blocks.readout_loss.options import NAME, Options, checked_factor, no_array
 from tiebeam.errors import InputError, RangeError
 
 
@@ -53,8 +53,9 @@ def readout_loss(
         >>> tuple(loss.shape)
         ()
     """
-    hidden, table, targets, bias, weight, ids = map(_tensor, (hidden, table, targets, bias, weight, ids))
-    factor = _tensor(factor) if isinstance(factor, keras.Variable) else factor
+    arrays = {"hidden": hidden, "table": table, "targets": targets, "bias": bias, "weight": weight, "ids": ids}
+    hidden, table, targets, bias, weight, ids = (_tensor(a, name) for name, a in arrays.items())
+    factor = _tensor(factor, "factor") if isinstance(factor, keras.Variable) else factor
     given = {
         "factor": factor,
         "soft_cap": soft_cap,
@@ -82,8 +83,10 @@ def readout_loss(
     raise RangeError(f"{NAME} on the Keras backend {backend}", got=backend, expected="torch, jax or tensorflow")
 
 
-def _tensor(a: Any) -> Any:
+def _tensor(a: Any, name: str) -> Any:
     """A variable's own value, in its own dtype; a layer's policy would have it cast."""
+    if isinstance(a, keras.Layer):
+        raise no_array(name, a)
     if isinstance(a, keras.KerasTensor):
         raise InputError(
             f"{NAME} computes, and was given what a functional model is drawn with",

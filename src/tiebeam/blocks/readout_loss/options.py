@@ -94,7 +94,8 @@ def check_shapes(hidden: Shape, table: Shape, targets: Shape, **more: Shape | No
         >>> check_shapes((2, 3, 8), (11, 8), (2, 3), bias=(11,))
     """
     if len(table) != 2 or 0 in table:
-        raise ShapeError(f"the table of {NAME}", got=f"shape {table}", expected="(vocab, width)")
+        hint = f"{NAME}(hidden, table, targets): the table is the second" if len(table) > 2 else ""
+        raise ShapeError(f"the table of {NAME}", got=f"shape {table}", expected="(vocab, width)", hint=hint)
     if not hidden or not _fits(hidden[-1:], table[1:]):
         raise ShapeError(
             f"{NAME} reads hidden states out of a table of another width",
@@ -109,6 +110,7 @@ def check_shapes(hidden: Shape, table: Shape, targets: Shape, **more: Shape | No
                 f"{name} of {NAME}",
                 got=f"shape {shape}",
                 expected=f"{wanted[name]}, beside hidden of shape {hidden} and a table of shape {table}",
+                hint=_instead(shape, hidden, table[0]) if name in ("targets", "ids") else "",
             )
     if 0 in targets:
         raise InputError(
@@ -117,6 +119,15 @@ def check_shapes(hidden: Shape, table: Shape, targets: Shape, **more: Shape | No
             expected="at least one token",
             hint="skip the batch: its mean is no number",
         )
+
+
+def _instead(shape: Shape, hidden: Shape, vocab: int | None) -> str:
+    """What to do about ids that do not lie beside the hidden states."""
+    if len(shape) == len(hidden) and shape[-1] == vocab:
+        return "pass the ids of the tokens, not one-hot rows or probabilities: targets.argmax(-1)"
+    if len(shape) == len(hidden) - 1 and shape[:-1] == hidden[:-2]:
+        return "shift both: the hidden states of ids[:, :-1] predict ids[:, 1:]"
+    return "one for each hidden state, in their shape: flatten both, or neither"
 
 
 def _fits(shape: Shape, wanted: Shape) -> bool:
@@ -143,7 +154,22 @@ def not_beside(name: str) -> str:
 
 def not_integers(name: str, dtype: object) -> InputError:
     """The error of ids that are no integers."""
-    return InputError(f"{name} of {NAME}", got=str(dtype), expected="token ids: integers")
+    return InputError(
+        f"{name} of {NAME}",
+        got=str(dtype),
+        expected="token ids: integers",
+        hint="make integers of ids where they enter; probabilities are not taken",
+    )
+
+
+def no_array(name: str, given: object) -> InputError:
+    """The error of what is no array, as a layer in the place of its table."""
+    return InputError(
+        f"{name} of {NAME}",
+        got=type(given).__name__,
+        expected="an array",
+        hint="pass the array that it holds: its weight, embedding or embeddings, or the leaf of a tree of params",
+    )
 
 
 def not_floating(name: str, dtype: object) -> InputError:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Literal
 
@@ -11,6 +12,7 @@ from tiebeam.core.initialising import moments
 from tiebeam.errors import RangeError
 
 Mode = Literal["auto", "analytic", "empirical"]
+MODES: tuple[Mode, ...] = ("auto", "analytic", "empirical")
 ROUNDS = 8
 SETTLED = 0.02  # relative distance of the measured logit std from 1
 
@@ -51,8 +53,14 @@ def plan_init(
     Raises:
         RangeError: An unknown mode; or "analytic" (or meta) where the structure does not tell the std.
     """
-    if mode not in ("auto", "analytic", "empirical"):
-        raise RangeError("mode is unknown", got=repr(mode), expected="'auto', 'analytic' or 'empirical'")
+    if mode not in MODES:
+        close = get_close_matches(str(mode), MODES, 1)
+        raise RangeError(
+            "mode is unknown",
+            got=repr(mode),
+            expected="'auto', 'analytic' or 'empirical'",
+            hint=f"did you mean {close[0]!r}?" if close else "leave it out: 'auto' takes the way that the model allows",
+        )
     tied = any(t.lookups and t.readouts for t in tables)
     plans = []
     for ordinal, t in enumerate(tables):

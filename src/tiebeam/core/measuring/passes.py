@@ -13,6 +13,7 @@ from tiebeam.core.reading.reads import find_reads
 from tiebeam.core.reading.records import Use, build_uses
 from tiebeam.core.reading.roles import Read
 from tiebeam.core.ties import group_uses
+from tiebeam.errors import InputError, TiebeamError
 from tiebeam.ir import Graph, Node, Op
 
 Role = Literal["lookup", "readout"]
@@ -76,7 +77,27 @@ class OwnLoss:
 
     def __call__(self, output: Any) -> Any:
         """The loss of what the model returned."""
-        return self.function(output, self.batch)
+        return called(self.function, output, self.batch)
+
+
+def called(loss: Callable[[Any, Any], Any], output: Any, batch: Any) -> Any:
+    """What the caller's `loss=` returns.
+
+    Raises:
+        InputError: It does not run on these two.
+    """
+    try:
+        return loss(output, batch)
+    except TiebeamError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"loss= does not run: {type(error).__name__}: {error}",
+            got=f"called with what the model returned, a {type(output).__name__}, and the batch, a "
+            f"{type(batch).__name__}",
+            expected="a function of these two, in this order, that gives one float of the framework's own",
+            hint="loss=lambda output, batch: ..., which picks out of both what it compares",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ distributions are compared.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -157,6 +157,8 @@ def measure_sensitivity(
         RangeError: No bits, or a tolerance that is not above 0.
         InputError: The model's own logits are not finite.
     """
+    if not isinstance(bits, Iterable):
+        raise RangeError("bits are tried one by one", got=f"bits={bits!r}", expected="several", hint=f"bits=({bits},)")
     if not bits or not tolerance > 0:
         raise RangeError("what to try", got=f"bits {tuple(bits)}, tolerance {tolerance}", expected="bits, above 0")
     held = {role: table.rows(role) for role in ROLES}

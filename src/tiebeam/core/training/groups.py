@@ -238,7 +238,8 @@ def check_rates(**given: Any) -> None:
     for name, value in given.items():
         wrong = isinstance(value, Real) and not 0 <= float(value) < math.inf
         if wrong or isinstance(value, str):  # optimizers check their own defaults, never those of a group
-            raise RangeError(f"{name} is no rate", got=repr(value), expected="a number, 0 or more")
+            hint = f"{name}=float({name}): YAML reads 1e-3 as text, and 1.0e-3 as a number" if not wrong else ""
+            raise RangeError(f"{name} is no rate", got=repr(value), expected="a number, 0 or more", hint=hint)
 
 
 def check_beside(law: Rule, beside: object, beside_lr: object, *, example: str) -> None:

@@ -5,8 +5,12 @@ from types import FunctionType
 from typing import Any, Protocol, runtime_checkable
 from weakref import ref
 
+import jax.numpy as jnp
+import numpy as np
+from jax import tree_util
+
 from tiebeam.backends.jax.kinds.scopes import scopes
-from tiebeam.backends.jax.kinds.tree import Slot, Tree
+from tiebeam.backends.jax.kinds.tree import Slot, Tree, is_array
 from tiebeam.core.closures import closed_over
 from tiebeam.errors import InputError
 
@@ -85,6 +89,25 @@ class Marked(Protocol):
         ...
 
 
+def no_variables(name: str, params: Any, expected: str) -> InputError:
+    """The error of what stands in the place of params and is none: inputs, mostly."""
+    of_ids = all(map(_holds_ids, tree_util.tree_leaves(params)))
+    return InputError(
+        f"the params of {name} are no tree of its variables",
+        got=f"an array of shape {tuple(params.shape)}, {params.dtype}"
+        if is_array(params)
+        else f"a {type(params).__name__}",
+        expected=expected,
+        hint="inputs come first: (model, inputs, params=params)"
+        if of_ids
+        else "pass params alone: an optimizer's state, or a tuple that holds params, is another tree",
+    )
+
+
+def _holds_ids(leaf: Any) -> bool:
+    return is_array(leaf) and bool(jnp.issubdtype(leaf.dtype, np.signedinteger))
+
+
 class HeldFunction:
     """A function `fn(params, *inputs)`.
 
@@ -103,6 +126,8 @@ class HeldFunction:
                 expected="a pytree of arrays, or of shapes by jax.eval_shape",
                 hint="pass params=, the tree that the function takes as its first argument",
             )
+        if _holds_ids(params):
+            raise no_variables(self.name, params, "the tree that the function takes as its first argument")
         self.slots = [Slot((n,), a) for n, a in zip(self._tree.names, self._tree.arrays, strict=True)]
 
     @property

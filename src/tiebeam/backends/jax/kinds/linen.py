@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
+from tiebeam.backends.jax.kinds.held import no_variables
 from tiebeam.backends.jax.kinds.scopes import scopes
 from tiebeam.backends.jax.kinds.tree import Slot, Tree
 from tiebeam.errors import InputError
@@ -45,13 +46,18 @@ class HeldLinen:
     def __init__(self, model: Any, params: Any) -> None:
         self.model = model
         if params is None:
+            bound = getattr(model, "scope", None) is not None
             raise InputError(
                 f"{self.name} is a linen module, which holds no variables",
-                got="no params",
+                got="a module that is bound to some" if bound else "no params",
                 expected="the variables that init returned",
-                hint="pass params=model.init(key, inputs), or params=jax.eval_shape(model.init, key, inputs)",
+                hint="module, variables = model.unbind(); then the module, and params=variables"
+                if bound
+                else "pass params=model.init(key, inputs), or params=jax.eval_shape(model.init, key, inputs)",
             )
-        self._bare = not (isinstance(params, Mapping) and "params" in params)
+        if not isinstance(params, Mapping):
+            raise no_variables(self.name, params, "the variables that init returned, a dictionary")
+        self._bare = "params" not in params
         self._tree = Tree({"params": params} if self._bare else params)
         self.slots = [
             Slot((self._own(n),), a, parameter=n.startswith("params."))

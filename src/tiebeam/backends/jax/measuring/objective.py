@@ -11,7 +11,7 @@ from tiebeam.backends.jax.kinds.tree import Tree
 from tiebeam.backends.jax.measuring.numbers import cross_entropy
 from tiebeam.backends.jax.trace import Program
 from tiebeam.core.closures import closed_over
-from tiebeam.core.measuring.passes import Request, Wanted
+from tiebeam.core.measuring.passes import Request, Wanted, called
 from tiebeam.core.measuring.targets import IGNORED, targets_for
 from tiebeam.errors import InputError
 from tiebeam.ir import Graph
@@ -76,7 +76,7 @@ class Objective:
             given: As `self.given`.
         """
         if self.own is not None and self.batch is not None:
-            return _scalar(self.own(program.output(outputs), self.batch.rebuilt(given)), "what loss= returned")
+            return _scalar(called(self.own, program.output(outputs), self.batch.rebuilt(given)), "what loss= returned")
         value = outputs[self.at]
         return cross_entropy(value, given[0], IGNORED) if given else jnp.reshape(value, ())
 

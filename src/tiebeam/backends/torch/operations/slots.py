@@ -169,9 +169,17 @@ def check_plain(tensor: torch.Tensor, name: str) -> None:
     """Raise where a tensor is no plain one of floats that this process holds whole; without values (meta) will do.
 
     Raises:
-        TieError: It is sharded, quantised, of integers, or of a class that keeps its values elsewhere.
+        TieError: It is sharded, quantised, of integers, or of a class that keeps its values elsewhere; or its gradient
+            is of another size, as one is that a resize by other means left behind.
     """
     check_whole(tensor, name)
+    if tensor.grad is not None and tensor.grad.shape != tensor.shape:
+        raise TieError(
+            f"the gradient of {name!r} is of another size",
+            got=f"{tuple(tensor.grad.shape)}",
+            expected=f"{tuple(tensor.shape)}, as the parameter is",
+            hint="model.zero_grad(): it is of before the table was resized, and no step can use it",
+        )
     if not tensor.is_floating_point() or not (tensor.is_meta or readable(tensor)):
         raise TieError(
             f"{name!r} holds no floats of its own",

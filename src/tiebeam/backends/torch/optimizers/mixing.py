@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, Self
 
 import torch
@@ -158,8 +159,8 @@ def mix_roles(model: nn.Module, report: Report, *, lookup: float) -> Mixing:
 
 
 def _checked(weight: float) -> float:
-    if not math.isfinite(weight) or weight < 0:
-        raise RangeError("a weight of the lookup's gradient", got=repr(weight), expected="0 or more")
+    if not isinstance(weight, Real) or not math.isfinite(weight) or weight < 0:
+        raise RangeError("a weight of the lookup's gradient", got=repr(weight), expected="a number, 0 or more")
     return weight
 
 

@@ -1,5 +1,6 @@
 """What is refused before any work: shapes and dtypes without looking at a number, then the numbers themselves."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,11 @@ def check_tensors(given: dict[str, object]) -> None:
                 f"{name} of {say.NAME}",
                 got=f"tensor of layout {t.layout}" if isinstance(t, Tensor) else type(t).__name__,
                 expected="a dense tensor",
-                hint=f"pass its parameter: {name}.weight" if isinstance(t, torch.nn.Module) else "",
+                hint=f"pass its parameter: {name}.weight"
+                if isinstance(t, torch.nn.Module)
+                else f"torch.as_tensor({name})"
+                if isinstance(t, list | tuple | np.ndarray)
+                else "",
             )
 
 
