@@ -1,9 +1,12 @@
 """Models as popular code bases write them: every tie is seen, and nothing is said against a healthy one."""
 
+from threading import Event, Thread, current_thread
+
 import pytest
 import torch
 from tests.torch.expect import all_of, check, check_factors, check_roles, table_of
 from tests.torch.models.kit import Builder, load
+from torch import nn
 
 import tiebeam
 
@@ -70,3 +73,39 @@ def test_threads_may_inspect_one_model_at_once() -> None:
     places = {(t.state, t.lookups[0].where, t.readouts[0].where) for t in seen}
     assert places == {(want.state, want.lookups[0].where, want.readouts[0].where)}
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in case.model.modules())
+
+
+def test_threads_that_inspect_at_once_leave_the_compiler_as_it_was() -> None:
+    """What it is told is told to the whole process: passes that overlap must not put back what another has set."""
+
+    class Meeting(nn.Module):
+        """Lets the pass that came first end while the other is under way."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(32, 8)
+            self.head = nn.Linear(8, 32, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            (begun if current_thread() is first else met).set()
+            met.wait(60) if current_thread() is first else first.join(60)
+            return self.head(self.embed(ids))
+
+    compiled: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        compiled.append(graph)
+        return graph
+
+    torch.compiler.reset()
+    double = torch.compile(lambda x: x * 2, backend=backend)
+    double(torch.ones(2))
+    begun, met = Event(), Event()
+    first, last = (Thread(target=tiebeam.inspect, args=(Meeting(), torch.arange(8)[None])) for _ in range(2))
+    first.start()
+    begun.wait(60)
+    last.start()
+    last.join()
+    double(torch.ones(2, 2, dtype=torch.int64))
+    assert len(compiled) == 2

@@ -10,10 +10,14 @@ import torch
 from torch import nn
 
 from tiebeam.blocks.readout_loss.sight import logits_in_sight
+from tiebeam.core.together import Together
 
 
 class NothingKeptError(RuntimeError):
     """The model asked for gradients within its forward, and nothing was kept for a backward pass."""
+
+
+_EAGERLY = Together(lambda: torch.compiler.set_stance("force_eager"))
 
 
 def _refuse(_: None) -> torch.Tensor:
@@ -53,7 +57,7 @@ def neutral(
             keep_nothing = id  # it returns a number, and is the quickest there is
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep_nothing, _refuse))
         if _compiled(modules):
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(_EAGERLY)
         stack.enter_context(logits_in_sight())
         torch.clear_autocast_cache()
         if seed is not None:

@@ -14,6 +14,7 @@ from tiebeam.backends.graphs.sizes import ROWS, Sizes
 from tiebeam.backends.keras.tensorflow.graph.flatten import BODIES
 from tiebeam.backends.keras.tensorflow.graph.program import Program
 from tiebeam.backends.protocol import RefusedError
+from tiebeam.core.together import Together
 
 
 class Evaluator:
@@ -124,7 +125,7 @@ def run(program: Program, function: Any, *more: Any) -> Any:
         RefusedError: An operation does not take its inputs, as a lookup does not take ids that no row has.
     """
     try:
-        with _put_back(program), _as_written():
+        with _put_back(program), _AS_WRITTEN:
             return function(*program.inputs, *more)
     except tf.errors.InvalidArgumentError as error:
         raise RefusedError from ValueError(_said(error))
@@ -137,7 +138,7 @@ def _said(error: Any) -> str:
 
 
 @contextmanager
-def _as_written() -> Iterator[None]:
+def _unoptimized() -> Iterator[None]:
     """Nothing is optimised: that would take longer than this one run."""
     before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
@@ -145,6 +146,9 @@ def _as_written() -> Iterator[None]:
         yield
     finally:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
+
+
+_AS_WRITTEN = Together(_unoptimized)
 
 
 #: Take a variable's handle and leave the variable as it is; what else takes one may write.
