@@ -270,7 +270,7 @@ def test_what_was_looked_at_is_freed_without_the_garbage_collector() -> None:
     """The pass runs without it: a circle would keep the model until some later collection."""
     model = Tied(lambda _, x: x)
     tiebeam.inspect(model, IDS)  # what is imported and kept once
-    while gc.collect():  # what is freed of other tests may leave more to free
+    while gc.collect():  # what other tests left is not counted here
         pass
     gc.disable()
     try:

@@ -220,7 +220,7 @@ def test_a_compiled_model_that_another_thread_runs_meanwhile_is_not_compiled_ane
         graphs.append(graph)
         return lambda *inputs: (ran.append(len(graphs)), graph(*inputs))[1]
 
-    torch.compiler.reset()  # what other tests compiled counts towards the limit of PyTorch's own frames
+    torch.compiler.reset()  # what other tests compiled is not counted here
     model = Tied()
     fast = torch.compile(model, backend=backend)
     in_thread(lambda: fast(IDS))
