@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import tiebeam
 from tiebeam.backends.torch import trace as tracing
 from tiebeam.backends.torch.recording import batch
+from tiebeam.backends.torch.recording.batch import BatchRecorder
 from tiebeam.backends.torch.recording.numbers import STREAM
 from tiebeam.backends.torch.recording.record import Recorder
 from tiebeam.backends.torch.trace import trace
@@ -335,3 +336,22 @@ def test_of_the_residual_stream_no_more_is_held_than_is_looked_at() -> None:
 
     tiebeam.inspect(Tied(between), IDS)
     assert 0 < max(alive) <= 2 * STREAM + 1
+
+
+def test_views_of_the_residual_stream_take_no_steps_place_and_have_its_cosine() -> None:
+    """How alike rows are before and after the body is told of what was written last, in whatever shape it is read."""
+
+    def between(model: Tied, x: Tensor) -> Tensor:
+        y = x * 2.0
+        for _ in range(2 * STREAM):
+            y.view(-1, 64)
+        return y.view(-1, 64).view(2, 2, 4, 64)  # read so by the norm
+
+    class Body(Tied):
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.norm(self.between(self, self.embed(ids))) @ self.embed.weight.T
+
+    for recorder in (BatchRecorder, Recorder):
+        with mock.patch.object(tracing, "BatchRecorder", recorder):
+            ((readout,),) = [t.readouts for t in tiebeam.inspect(Body(between), IDS).tables]
+        assert readout.kappa == pytest.approx(1.0)

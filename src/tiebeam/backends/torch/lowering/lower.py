@@ -5,7 +5,7 @@ from typing import Any
 
 from tiebeam.backends.torch.lowering.builder import Lowering
 from tiebeam.backends.torch.lowering.ops import lower_record
-from tiebeam.backends.torch.recording.ledger import Implied, Ledger
+from tiebeam.backends.torch.recording.ledger import Implied, Ledger, order
 from tiebeam.backends.torch.recording.record import Record
 from tiebeam.ir import Graph, Op
 
@@ -31,10 +31,31 @@ def lower(
             lower_record(lowering, item)
         made[position] = range(first, len(lowering.nodes))
         taken += [(lowering.record.sequence, lowering.record.ordinal)] * (len(lowering.nodes) - len(taken))
+    taken_of = facts.pop("cosine", {})
+    again = _same_rows(lowering, {v for _, v in taken_of})
     cosine = {  # taken where a product ran, which with a bias is two nodes
-        (n, v): c for (p, v), c in facts.pop("cosine", {}).items() for n in made[p] if lowering.nodes[n].op is Op.DOT
+        (n, v): c
+        for (p, first), c in taken_of.items()
+        for n in made[p]
+        if lowering.nodes[n].op is Op.DOT
+        for v in again[first]
     }
     return Graph(values=lowering.values(), nodes=tuple(lowering.nodes), cosine=cosine, **facts)
+
+
+def _same_rows(lowering: Lowering, values: set[int]) -> dict[int, list[int]]:
+    """By value itself and its views with the same rows, of which nobody measured anything."""
+    found = {v: [v] for v in values}
+    roots = {v: v for v in values}
+    for node in lowering.nodes:
+        root = roots.get(node.inputs[0]) if node.op is Op.LAYOUT else None
+        if root is None or node.output in roots:
+            continue
+        before, after = (lowering.drafts[v].geometry for v in (node.inputs[0], node.output))
+        if before[1][-1:] == after[1][-1:] and order(before) == order(after):
+            roots[node.output] = root
+            found[root].append(node.output)
+    return found
 
 
 # What is implied was never executed: its node has no schema, no arguments and no place.

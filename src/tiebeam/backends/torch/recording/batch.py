@@ -13,30 +13,31 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.nn import Parameter
 
-from tiebeam.backends.torch.recording.ledger import Geometry, Storage, geometry, number_of
+from tiebeam.backends.torch.recording.ledger import Geometry, geometry, number_of
 from tiebeam.backends.torch.recording.numbers import Looked
 from tiebeam.backends.torch.recording.record import Record, Recorder, Ref, latest_node
 from tiebeam.backends.torch.recording.schema import Schema, schema_of
 
 BATCH = 4096  # operations that wait at most
 
-_NUMBERS = frozenset((int, float, bool, type(None), torch.dtype, torch.device, torch.layout))  # most other arguments
 _LISTS = frozenset((list, tuple))
 _NOTHING: dict[str, Any] = {}
 _STRIDED = torch.strided
 
-#: Where a tensor lies that an operation read; of the model's own parameters also the parameter, whether a gradient was
-#: asked for, and the facts of one with one element: what `Ledger.own` takes.
-Place = tuple[Storage, Geometry] | tuple[Storage, Geometry, Tensor, bool, dict[str, Any]]
+#: Where a tensor lies that an operation read: the address of its storage, whether it carried a gradient, and its
+#: geometry (offset, shape, strides, dtype); of the model's own parameters also the parameter, and the facts of one with
+#: one element. Flat, for thousands are made while the model runs.
+Place = tuple[Any, ...]
 
-#: What an operation made: where it lies, and the facts of what has one element.
-Made = list[tuple[Storage, Geometry, dict[str, Any]]]
+#: What an operation made: the address, the geometry, and the facts of what has one element.
+Made = tuple[int, Geometry, dict[str, Any]]
 
-#: An operation that ran and is not settled: its schema, arguments, keyword arguments, the tensors among them (the
-#: value of each is a `Place` until it is settled), the module, whether gradients were recorded, autograd's latest node,
-#: the ordinal, what was made (None where that is no plain tensor), numbers that were taken. A tuple: thousands are
-#: made while the model runs.
-Waiting = tuple[Schema, list[Any], dict[str, Any], list[Ref], str, bool, int, int, Made | None, Looked | None]
+#: An operation that ran: its schema, arguments and keyword arguments (in the place of a tensor its `Place`, or a `Ref`
+#: where the value is known), the module, whether gradients were recorded, autograd's latest node, the ordinal.
+Ran = tuple[Schema, list[Any], dict[str, Any], str, bool, int, int]
+
+#: One that is not settled: also what was made (None where that is no plain tensor), and numbers that were taken.
+Waiting = tuple[Schema, list[Any], dict[str, Any], str, bool, int, int, list[Made] | None, Looked | None]
 
 
 class BatchRecorder(Recorder):
@@ -46,78 +47,94 @@ class BatchRecorder(Recorder):
         super().__init__(*args)
         self._waiting: list[Waiting] = []
         self._named = frozenset(self.ledger.names.paths)  # tensors whose names nobody has to look for
+        self._made: set[int] = set()  # addresses of what operations made, each held by the ledger
+        self._noted: set[int] = set()  # of other storages that operations read or made views of
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         schema = schema_of(func)
-        if not schema.reads_alone:
+        if not schema.reads_alone or self.resolved:
             self.settle()
             return super().__torch_dispatch__(func, types, args, kwargs)
-        read: list[Ref] = []
         try:
-            refs = self._taken(args, read)
-            named = dict(zip(kwargs, self._taken(kwargs.values(), read), strict=True)) if kwargs else _NOTHING
+            taken = self._taken(args)
+            named = dict(zip(kwargs, self._taken(kwargs.values()), strict=True)) if kwargs else _NOTHING
         except (NotImplementedError, RuntimeError, ValueError):  # a tensor without a storage
             self.settle()
             return super().__torch_dispatch__(func, types, args, kwargs)
         where, recorded, sequence, ordinal = self.modules[-1], is_grad_enabled(), latest_node(), self.ran
-        if schema.name != "detach":  # how often a tensor is detached depends on who looks on
+        name = schema.name
+        if name != "detach":  # how often a tensor is detached depends on who looks on
             self.ran = ordinal + 1
         try:
             out = func(*args, **kwargs) if kwargs else func(*args)
         except BaseException:  # the model may go on without: what it would have read was used all the same
-            self._waiting.append((schema, refs, named, read, where, recorded, sequence, ordinal, [], None))
+            self._waiting.append((schema, taken, named, where, recorded, sequence, ordinal, [], None))
             raise
-        if schema.name == "clone":
+        if name == "clone":
             self.resolve(args[0], out)
-        before = len(self.ledger.storages)
-        made = self._lay(out)
-        measures, looked = self.measures, None
-        if made is None or measures.logits or schema.telling:
-            if made is None or measures.concerns(schema):
-                self._waiting.append((schema, refs, named, read, where, recorded, sequence, ordinal, made, None))
-                self.settle(args, out)
-                return out
-            looked = measures.look(args, out)
-        w = (schema, refs, named, read, where, recorded, sequence, ordinal, made, looked)
-        self._waiting.append(w)
-        first = measures.of_stream(out)
-        # What is no step of the stream takes no step's place; new memory is one.
-        if first is not None and (made[0][0].key >= before or not _alias(read, made)):
-            measures.flow(w, first)
-        if len(self._waiting) >= BATCH:
-            self.settle()
+        self._wait((schema, taken, named, where, recorded, sequence, ordinal), args, out)
         return out
 
-    def _taken(self, args: Any, read: list[Ref]) -> list[Any]:
-        """Arguments with a `Ref` for each tensor, whose value is found now where it may be another thing later."""
-        refs: list[Any] = []
-        storages, objects = self.ledger.storages, self.ledger.objects
+    def _wait(self, ran: Ran, args: Any, out: Any) -> None:
+        """Take down where an operation wrote and the numbers that nobody can take later; the rest waits."""
+        measures, looked = self.measures, None
+        before = len(self._made)
+        made = self._lie(out)
+        if ran[0].telling or made is None or measures.logits:
+            if made is None or measures.concerns(ran[0]):
+                self._waiting.append((*ran, made, None))
+                self.settle(args, out)
+                return
+            if self._may_read_out(ran[1], made):
+                looked = measures.look(args, out)
+        w = (*ran, made, looked)
+        self._waiting.append(w)
+        if made and (type(out) is not Tensor or out.numel() == measures.numel):
+            first = measures.of_stream(out)
+            if first is not None and (len(self._made) > before or not measures.flows_at(made[0][0])):
+                measures.flow(w, first, made[0][0])
+        if len(self._waiting) >= BATCH:
+            self.settle()
+
+    def _taken(self, args: Any) -> list[Any]:
+        """Arguments with the place of each tensor; its value where that may be another thing later."""
+        taken: list[Any] = []
+        made = self._made
         for a in args:
             kind = type(a)
-            if kind in _NUMBERS:
-                refs.append(a)
-            elif kind is Tensor or isinstance(a, Tensor):
-                storage = storages.get(a.untyped_storage()._cdata)
-                attached: bool | None = a.requires_grad
-                value: Any = None  # a `Place` or a value
-                if storage is not None and id(a) not in objects:
-                    if kind is Tensor:
-                        if storage.noted or storage.values:  # nobody has to be asked what lies there
-                            # `geometry`, without a call: this is what the recorder does most.
-                            value = storage, (a.storage_offset(), a.shape, a.stride(), a.dtype)
-                    elif kind is Parameter and id(a) in self._named:
-                        value = storage, geometry(a), a, attached, number_of(a) if a.numel() == 1 else _NOTHING
-                        storage.noted = True
-                if self.resolved and not attached:
-                    attached = self.written_out(a)
-                ref = Ref(self._value(a) if value is None else value, attached if self.autograd else None)
-                read.append(ref)
-                refs.append(ref)
+            if kind is Tensor:
+                address = a.untyped_storage()._cdata
+                if address in made:  # nobody has to be asked what lies there
+                    taken.append((address, a.requires_grad, a.storage_offset(), a.shape, a.stride(), a.dtype))
+                else:
+                    taken.append(self._found(a, address))
+            elif kind is Parameter:
+                taken.append(self._parameter(a))
             elif kind in _LISTS:
-                refs.append(tuple(a if a and type(a[0]) is int else self._taken(a, read)))
+                taken.append(list(a) if a and type(a[0]) is int else self._taken(a))
+            elif isinstance(a, Tensor):
+                taken.append(Ref(self._value(a), a.requires_grad))
             else:
-                refs.append(a)
-        return refs
+                taken.append(a)
+        return taken
+
+    def _found(self, t: Tensor, address: int) -> Place | Ref:
+        """What the model or the caller holds, a view of it, or what came from somewhere else."""
+        ledger = self.ledger
+        if id(t) not in ledger.objects:
+            storage = ledger.storages.get(address)
+            if address in self._noted or (storage is not None and storage.values):
+                return address, t.requires_grad, t.storage_offset(), t.shape, t.stride(), t.dtype
+        return Ref(self._value(t), t.requires_grad)
+
+    def _parameter(self, t: Parameter) -> Place | Ref:
+        if id(t) not in self._named or id(t) in self.ledger.objects:
+            return Ref(self._value(t), t.requires_grad)
+        address = t.untyped_storage()._cdata
+        if address not in self._made:
+            self._noted.add(address)
+        facts = number_of(t) if t.numel() == 1 else _NOTHING
+        return address, t.requires_grad, t.storage_offset(), t.shape, t.stride(), t.dtype, t, facts
 
     def _value(self, t: Tensor) -> int:
         """The value of a tensor now; what was done with its memory, or under names of before, comes first."""
@@ -127,21 +144,32 @@ class BatchRecorder(Recorder):
         if storage is not None and held is not None and held[1] is storage and held[2] == len(storage.log):
             return held[0]
         looks = id(t) not in self._named and (t.ndim >= 2 or type(t) is not Tensor)  # the ledger looks for its name
-        if storage is not None and (storage.noted or storage.values or looks):
+        if storage is not None and (storage.values or looks or storage.address in self._noted):
             self.settle()
         return ledger.value(t)
 
-    def _lay(self, out: Any) -> Made | None:
-        """Where each tensor lies that an operation made, and its number; None where it is no plain tensor."""
-        made: Made = []
-        storages = self.ledger.storages
+    def _may_read_out(self, taken: list[Any], made: list[Made]) -> bool:
+        """Whether `Measures.look` may find something, told by where a product read and wrote."""
+        measures = self.measures
+        if measures.wide(made[0][1][1]):
+            return True
+        return any(a[0] in measures.tables if type(a) is tuple else type(a) is Ref for a in taken)
+
+    def _lie(self, out: Any) -> list[Made] | None:
+        """Where each tensor lies that an operation made, and its number; None where one is no plain tensor."""
+        made: list[Made] = []
         for t in out if type(out) in _LISTS else (out,):
             if type(t) is Tensor and t.layout is _STRIDED:
                 raw = t.untyped_storage()
-                storage = storages.get(raw._cdata) or self.ledger.storage_at(raw)
-                storage.noted = True
-                g: Any = (t.storage_offset(), t.shape, t.stride(), t.dtype)
-                made.append((storage, g, number_of(t) if t.numel() == 1 else _NOTHING))
+                address: Any = raw._cdata
+                if address not in self._made:
+                    if address in self.ledger.storages:
+                        self._noted.add(address)
+                    else:
+                        self.ledger.hold(raw)
+                        self._made.add(address)
+                facts = number_of(t) if t.numel() == 1 else _NOTHING
+                made.append((address, geometry(t), facts))
             elif type(t) is not int:
                 return None
         return made
@@ -155,25 +183,21 @@ class BatchRecorder(Recorder):
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        ledger, measures = self.ledger, self.measures
+        measures = self.measures
         firsts: dict[int, int] = {}
         last = None if args is None else waiting[-1]
         for w in waiting:
-            schema, refs, named, refs_read, where, recorded, sequence, ordinal, made, looked = w
-            read = []
-            for ref in refs_read:
-                value = ref.value
-                if type(value) is not int:
-                    value = ledger.value_at(*value) if len(value) == 2 else ledger.own(*value)
-                    ref.value = value
-                read.append(value)
-            if ledger.implied:
+            schema, taken, named, where, recorded, sequence, ordinal, made, looked = w
+            read: list[int] = []
+            refs = self._settled(taken, read)
+            kwargs = dict(zip(named, self._settled(named.values(), read), strict=True)) if named else _NOTHING
+            if self.ledger.implied:
                 self.write_down_implied()
-            outputs = self._outputs(schema, read, out, ()) if made is None else self._settled(schema, read, made)
+            outputs = self._outputs(schema, read, out, ()) if made is None else self._new(schema, read, made)
             if not outputs:
                 continue
             firsts[id(w)] = outputs[0]
-            record = Record(schema, tuple(refs), named, outputs, where, recorded, sequence, ordinal)
+            record = Record(schema, refs, kwargs, outputs, where, recorded, sequence, ordinal)
             if w is last:
                 with torch.no_grad():
                     self.write_down(record, args, out)
@@ -183,22 +207,34 @@ class BatchRecorder(Recorder):
                     measures.keep(len(self.records) - 1, refs, looked, firsts)
         measures.settled(firsts)
 
-    def _settled(self, schema: Schema, read: list[int], made: Made) -> tuple[int, ...]:
+    def _settled(self, taken: Any, read: list[int]) -> tuple[Any, ...]:
+        """Arguments with a `Ref` for each place; all values among them into `read`."""
+        refs: list[Any] = []
+        ledger = self.ledger
+        for a in taken:
+            kind = type(a)
+            if kind is tuple:
+                address, attached, *g = a
+                storage = ledger.at(address)
+                if len(g) == 4:
+                    value = ledger.value_at(storage, tuple(g))
+                else:
+                    value = ledger.own(storage, tuple(g[:4]), g[4], attached, g[5])
+                a = Ref(value, attached if self.autograd else None)
+            elif kind is list:
+                a = tuple(a) if a and type(a[0]) is int else self._settled(a, read)
+            elif kind is Ref and not self.autograd:
+                a = Ref(a.value, None)
+            if type(a) is Ref:
+                read.append(a.value)
+            refs.append(a)
+        return tuple(refs)
+
+    def _new(self, schema: Schema, read: list[int], made: list[Made]) -> tuple[int, ...]:
         """Values of what an operation made; none for a pure alias: detach, lift_fresh, expand to the same shape."""
-        if all(storage.fresh(g) in read for storage, g, _ in made):
+        lies = [(self.ledger.at(address), g, facts) for address, g, facts in made]
+        if all(storage.fresh(g) in read for storage, g, _ in lies):
             return ()
         origin, varying = self._came_from(schema, read)
         fresh = self.ledger.fresh
-        return tuple([fresh(storage, g, origin, varying, _NOTHING if varying else facts) for storage, g, facts in made])
-
-
-def _alias(read: list[Ref], made: Made) -> bool:
-    """Whether what an operation made lies where something lay that it read."""
-    for storage, g, _ in made:
-        for ref in read:
-            value = ref.value
-            if value == storage.fresh(g) if type(value) is int else value[0] is storage and value[1] == g:
-                break
-        else:
-            return False
-    return True
+        return tuple([fresh(storage, g, origin, varying, _NOTHING if varying else facts) for storage, g, facts in lies])

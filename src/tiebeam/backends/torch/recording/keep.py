@@ -45,11 +45,11 @@ class Keeper:
         self._grads = [(p, p.grad) for p in names.owned()]
         tensors: list[torch.Tensor] = [*names.held.values(), *names.loose, *inputs]
         self._asked = [(t, t.requires_grad) for t in tensors]
-        self._data: list[tuple[torch.Tensor, torch.Tensor, int, Geometry]] = []
+        self._data: list[tuple[torch.Tensor, torch.UntypedStorage, int, Geometry]] = []
         for t in tensors:
             raw = self._remember(t)
             if raw is not None and not self.swapped and type(t) in PLAIN and t.layout is torch.strided:
-                self._data.append((t, t.detach(), raw._cdata, geometry(t)))
+                self._data.append((t, raw, raw._cdata, geometry(t)))
         for _, grad in self._grads:
             if grad is not None:
                 self._remember(grad)
@@ -98,9 +98,10 @@ class Keeper:
         for table, entries in self._parts:
             if (table or entries) and _other(table, entries):
                 _put_back(table, entries)
-        for t, data, address, g in self._data:
+        for t, raw, address, g in self._data:
             if t.layout is not torch.strided or t.untyped_storage()._cdata != address or geometry(t) != g:
-                t.data = data
+                offset, shape, stride, dtype = g
+                t.data = torch.empty(0, dtype=dtype, device=raw.device).set_(raw, offset, shape, stride)
 
 
 _NONE: dict[Any, Any] = {}

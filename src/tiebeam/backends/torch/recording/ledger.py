@@ -45,6 +45,20 @@ def span(g: Geometry) -> tuple[int, int]:
     return offset, last + 1
 
 
+def order(g: Geometry) -> list[int]:
+    """Which elements a geometry goes through, and in which order: equal for views that only cut axes differently."""
+    offset, shape, stride, _ = g
+    runs = [offset]  # then a size and a stride each
+    for n, s in zip(shape, stride, strict=True):
+        if n == 1:
+            continue
+        if len(runs) > 1 and runs[-1] == n * s:
+            runs[-2:] = runs[-2] * n, s
+        else:
+            runs += (n, s)
+    return runs
+
+
 def uniform_number(t: torch.Tensor) -> float | None:
     """The number that all elements of a vector equal, or None."""
     if not 1 < t.numel() == max(t.shape, default=0) <= VECTOR or not t.is_floating_point() or type(t) not in PLAIN:
@@ -86,24 +100,18 @@ class Storage:
 
     Attributes:
         key: Its ordinal.
+        address: Where it is found.
         values: By geometry the value, and how many writes it has seen.
         log: What was written: geometry and value.
-        noted: An operation that waits to be settled, or waited, read it or made it: its values may be still to come.
     """
 
-    __slots__ = ("_held", "key", "log", "noted", "values")
+    __slots__ = ("address", "key", "log", "values")
 
-    def __init__(self, key: int, raw: torch.UntypedStorage) -> None:
+    def __init__(self, key: int, address: int) -> None:
         self.key = key
+        self.address = address
         self.values: dict[Geometry, tuple[int, int]] = {}
         self.log: list[tuple[Geometry, int]] = []
-        self.noted = False
-        self._held = raw._weak_ref()  # `StorageWeakRef` is this in an object of its own: thousands are made
-
-    _free = staticmethod(torch.UntypedStorage._free_weak_ref)  # found also when the interpreter ends
-
-    def __del__(self) -> None:
-        self._free(self._held)
 
     def fresh(self, g: Geometry) -> int | None:
         """The value of a view that no later write can have touched, or None."""
@@ -133,6 +141,18 @@ class Ledger:
         self.leaves: dict[str, Leaf] = {}
         self.implied: list[Implied] = []
         self.tensors: dict[int, torch.Tensor] = {}  # leaves by value: which one is asked for is known later
+        self._held: list[int] = []  # `StorageWeakRef` is such a number in an object of its own: thousands are made
+
+    _free = staticmethod(torch.UntypedStorage._free_weak_ref)  # found also when the interpreter ends
+
+    def __del__(self) -> None:
+        for held in self._held:
+            self._free(held)
+
+    def hold(self, raw: torch.UntypedStorage) -> None:
+        """Keep a storage's address from being used again, and not what lies there."""
+        held: Any = raw._weak_ref()
+        self._held.append(held)
 
     def storage(self, t: torch.Tensor) -> Storage | None:
         raw = storage_of(t)
@@ -142,7 +162,15 @@ class Ledger:
         """What is known of a tensor's storage."""
         found = self.storages.get(raw._cdata)
         if found is None:
-            found = self.storages[raw._cdata] = Storage(len(self.storages), raw)
+            self.hold(raw)
+            found = self.at(raw._cdata)
+        return found
+
+    def at(self, address: int) -> Storage:
+        """What is known of the storage that is held there."""
+        found = self.storages.get(address)
+        if found is None:
+            found = self.storages[address] = Storage(len(self.storages), address)
         return found
 
     def add(self, g: Geometry, origin: Origin, **facts: Any) -> int:

@@ -19,6 +19,7 @@ from tiebeam.core.reading.reads import near
 
 STREAM = 12  # tensors of the residual stream held: a decomposed norm and a head's transform fit
 ROWS = 512  # rows that a cosine is averaged over
+TINY = 1e-30  # a length is at least
 
 
 class Looked(NamedTuple):
@@ -42,12 +43,12 @@ class Measures:
         self.logit_std: dict[int, float] = {}
         self.logits = logits
         self._vocabs: set[int] = set()
-        self._wide: dict[torch.Size, bool] = {}  # shapes with an axis as long as a vocabulary, or as part of one
-        self._storages: set[int] = set()
+        self._wide: dict[tuple[int, ...], bool] = {}  # shapes with an axis as long as a vocabulary, or as part of one
+        self.tables: set[int] = set()  # addresses of what was looked up
         self._tallest = 0
-        self._numel = -1
-        self._stream: deque[tuple[Any, torch.Tensor]] = deque(maxlen=STREAM)
-        self._rows: torch.Tensor | None = None
+        self.numel = -1  # elements of a tensor of the residual stream
+        self._stream: deque[tuple[Any, torch.Tensor, int]] = deque(maxlen=STREAM)  # key, tensor, address
+        self._rows: torch.Tensor | None = None  # that were looked up, each of length 1
         self.repeats: float | None = None
         self._descends: set[int] = set()
         self._looks = 0
@@ -59,7 +60,7 @@ class Measures:
         told = schema.telling
         if not told and self._rows is None:
             return
-        if not (told or self.logits) and type(out) is torch.Tensor and out.numel() != self._numel:
+        if not (told or self.logits) and type(out) is torch.Tensor and out.numel() != self.numel:
             return  # most: neither a role nor the residual stream
         first = out if isinstance(out, torch.Tensor) else out[0] if isinstance(out, tuple) and out else None
         if not isinstance(first, torch.Tensor) or not _real(first):
@@ -72,12 +73,8 @@ class Measures:
             self._gathered(schema, args, refs, first, outputs[0])
         elif name in PRODUCTS:
             self._product(index, args, refs, first, outputs[0])
-        if first.numel() == self._numel and first.ndim >= 2:
-            if schema.writes:  # what is held under an older value has just been overwritten
-                written = first.untyped_storage()._cdata
-                kept = [(v, t) for v, t in self._stream if t.untyped_storage()._cdata != written]
-                self._stream = deque(kept, maxlen=STREAM)
-            self.flow(outputs[0], first)
+        if first.numel() == self.numel and first.ndim >= 2:
+            self._step(schema, outputs[0], first)
         if self.logits:
             self._follow(refs, first, outputs[0])
 
@@ -88,20 +85,31 @@ class Measures:
     def of_stream(self, out: Any) -> torch.Tensor | None:
         """The tensor of the residual stream that an operation made, if any; its memory may be gone later."""
         first = out[0] if type(out) is tuple and out else out
-        if not isinstance(first, torch.Tensor) or first.numel() != self._numel or first.ndim < 2:
+        if not isinstance(first, torch.Tensor) or first.numel() != self.numel or first.ndim < 2:
             return None
         if not first.is_floating_point() or first.is_meta or first._is_zerotensor():
             return None
         return first
 
-    def flow(self, key: Any, t: torch.Tensor) -> None:
+    def _step(self, schema: Schema, value: int, t: torch.Tensor) -> None:
+        address = t.untyped_storage()._cdata
+        if schema.writes:  # what is held under an older value has just been overwritten
+            self._stream = deque([s for s in self._stream if s[2] != address], maxlen=STREAM)
+        if not self.flows_at(address):
+            self.flow(value, t, address)
+
+    def flow(self, key: Any, t: torch.Tensor, address: int) -> None:
         """The residual stream goes on to `t`, whose value is `key` or follows (`settled`)."""
-        self._stream.append((key, t))
+        self._stream.append((key, t, address))
+
+    def flows_at(self, address: int) -> bool:
+        """Whether a step of the stream lies there: a view of it is no step of its own, and takes no step's place."""
+        return address in [other for _, _, other in self._stream]
 
     def settled(self, values: Mapping[int, int]) -> None:
         """Values of what flowed before it had one, by the id of its key."""
-        known = [(key if type(key) is int else values.get(id(key)), t) for key, t in self._stream]
-        self._stream = deque([(key, t) for key, t in known if key is not None], maxlen=STREAM)
+        known = [(key if type(key) is int else values.get(id(key)), t, address) for key, t, address in self._stream]
+        self._stream = deque([s for s in known if s[0] is not None], maxlen=STREAM)
 
     def _gathered(self, schema: Schema, args: Any, refs: Any, out: torch.Tensor, value: int) -> None:
         table = args[0]
@@ -112,7 +120,7 @@ class Measures:
         self.ids.update((v, t) for v, t in zip(_values(refs[1:]), tensors_in(args[1:]), strict=True))
         vocab = table.shape[1] if table.shape[0] == out.shape[-1] != table.shape[1] else table.shape[0]
         self._add_vocab((vocab,))
-        self._storages.add(table.untyped_storage()._cdata)
+        self.tables.add(table.untyped_storage()._cdata)
         self.rms[value] = rms(out[:ROWS] if out.ndim == 2 else out)
         if schema.name in ("embedding", "index", "index_select") and vocab >= self._tallest:
             self._tallest = vocab
@@ -121,8 +129,9 @@ class Measures:
 
     def _hold(self, rows: torch.Tensor) -> None:
         """Look at the stream that starts from these rows."""
-        self._rows = rows.detach().reshape(-1, rows.shape[-1])[:ROWS].float().clone()
-        self._numel = rows.numel()
+        held = rows.detach().reshape(-1, rows.shape[-1])[:ROWS].float()
+        self._rows = held / torch.linalg.vector_norm(held, dim=1, keepdim=True).clamp_min(TINY)
+        self.numel = rows.numel()
         self._stream.clear()  # of another sequence
 
     def _product(self, index: int, args: Any, refs: Any, out: torch.Tensor, value: int) -> None:
@@ -171,18 +180,21 @@ class Measures:
         """Whether a product may look rows up (then one operand is as wide as a vocabulary) or read out."""
         return bool(self._vocabs) and (self._rows is None or self._may_read_out(args, out))
 
-    def _may_read_out(self, args: Any, out: torch.Tensor) -> bool:
-        shape = out.shape
+    def wide(self, shape: tuple[int, ...]) -> bool:
+        """Whether an axis is as long as a vocabulary, or as part of one."""
         wide = self._wide.get(shape)
         if wide is None:
             big = max(self._vocabs, default=0) * 0.5
             wide = self._wide[shape] = any(n >= big or any(near(n, v) for v in self._vocabs) for n in shape)
-        return wide or any(map(self._of_a_table, args))
+        return wide
+
+    def _may_read_out(self, args: Any, out: torch.Tensor) -> bool:
+        return self.wide(out.shape) or any(map(self._of_a_table, args))
 
     def _of_a_table(self, a: Any) -> bool:
         """Whether an operand is a piece of a table that was looked up."""
         plain = type(a) in PLAIN and a.layout is torch.strided
-        return plain and a.untyped_storage()._cdata in self._storages and _real(a)
+        return plain and a.untyped_storage()._cdata in self.tables and _real(a)
 
     def _add_vocab(self, sizes: Iterable[int]) -> None:
         if not self._vocabs.issuperset(sizes):
@@ -196,12 +208,13 @@ class Measures:
         self._looks += 1
         rows, width = self._rows, self._rows.shape[-1]
         found = []
-        for key, t in self._stream:
+        for key, t, _ in self._stream:
             if t.shape[-1] != width or not _real(t):
                 continue
             other = t.reshape(-1, width)[:ROWS].float()
-            if other.shape == rows.shape:
-                found.append((key, float(torch.cosine_similarity(rows, other, dim=1, eps=1e-30).mean())))
+            if other.shape == rows.shape:  # `cosine_similarity` would take twice as many kernels
+                lengths = torch.linalg.vector_norm(other, dim=1).clamp_min(TINY)
+                found.append((key, float(((other * rows).sum(1) / lengths).mean())))
         return found
 
     def _follow(self, refs: Any, out: torch.Tensor, value: int) -> None:
