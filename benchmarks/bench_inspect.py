@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from measuring import Row, medians, peak_above, show
+from measuring import Row, keep_heap, medians, peak_above, show
 
 # isort: split
 # What measuring sets must be set before torch is loaded.
@@ -181,6 +181,7 @@ def main() -> int:
     if args.peak:
         print_peak(*args.peak)
         return 0
+    keep_heap()
     rows = []
     if "gpt2" in args.only:
         rows += bench_gpt2(args.runs)

@@ -1,13 +1,17 @@
 """How the benchmarks measure: interleaved runs, medians, peaks of fresh processes, one table."""
 
+import ctypes
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: idle threads must not eat a core
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,17 @@ def medians(runs: int, *works: Callable[[], object], clock: Callable[[], float] 
             work()
             taken.append(clock() - start)
     return [statistics.median(taken) for taken in seconds]
+
+
+def keep_heap() -> None:
+    """Let this process keep the memory that it frees, where its C library is glibc.
+
+    Whether glibc hands memory back once it is freed, and each page of it has to be asked for again, hangs on how the
+    heap happens to lie: of two equal processes one spends a tenth of a short run on it, and the other nothing.
+    """
+    if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
+        for option in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
+            ctypes.CDLL(None).mallopt(option, 1 << 30)
 
 
 def peak_above(work: Callable[[], object]) -> float | None:
