@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -64,6 +65,10 @@ def goes_by_position_first_in_memory_of_its_own(model: Tied, x: Tensor) -> Tenso
     return (y + model.mid(y)).transpose(0, 1)
 
 
+def is_a_sum_over_named_axes(model: Tied, x: Tensor) -> Tensor:
+    return torch.einsum("btw,wo->bto", x, model.mid.weight)  # lies there in another shape on its way
+
+
 def is_written_in_part(model: Tied, x: Tensor) -> Tensor:
     y = x * 2.0
     y[:, :4] = model.mid(x)[:, :4]
@@ -82,6 +87,14 @@ def looks_back_at_much_that_was_before(model: Tied, x: Tensor) -> Tensor:
     return y
 
 
+def looks_at_what_was_made_elsewhere(model: Tied, x: Tensor) -> Tensor:
+    y = x * 2.0
+    for n in range(STREAM - 3):  # with the copy and the normalised all that are held
+        x + float(n)
+    torch.from_numpy(np.zeros((2, 8, 64), dtype=np.float32))
+    return y
+
+
 @pytest.mark.parametrize("recorder", [BatchRecorder, Recorder])
 @pytest.mark.parametrize(
     "body",
@@ -92,9 +105,11 @@ def looks_back_at_much_that_was_before(model: Tied, x: Tensor) -> Tensor:
         is_one_of_a_stack,
         goes_by_position_first,
         goes_by_position_first_in_memory_of_its_own,
+        is_a_sum_over_named_axes,
         is_written_in_part,
         is_made_of_heads,
         looks_back_at_much_that_was_before,
+        looks_at_what_was_made_elsewhere,
     ],
 )
 def test_kappa_is_of_what_enters_the_norm_however_it_lies(
@@ -111,12 +126,14 @@ def test_kappa_is_of_what_enters_the_norm_however_it_lies(
     assert readout.kappa == pytest.approx(float(cosine), rel=1e-4)
 
 
-def test_no_cosine_is_told_of_what_was_written_over_in_part() -> None:
-    """Behind the norm other numbers lie there than those that entered it."""
+@pytest.mark.parametrize("flips", [False, True], ids=["", "flipped"])
+def test_no_cosine_is_told_of_what_was_written_over(flips: bool) -> None:
+    """Behind the norm other numbers lie there than those that entered it; those of before flow in another order."""
 
     class Body(Tied):
         def forward(self, ids: Tensor) -> Tensor:
             x = self.embed(ids) * 1.0
+            x = x.flip(-1) if flips else x
             h = self.norm(x)
             with torch.no_grad():
                 x[:, :4] = 1.0

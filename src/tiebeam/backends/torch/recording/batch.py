@@ -164,8 +164,11 @@ class BatchRecorder(Recorder):
     def _goes_on(self, taken: list[Any], made: Made, t: Tensor) -> bool:
         """Whether what lies in memory of before is a step of the residual stream: no alias, and no view of a step."""
         address, g, _ = made
-        if any(type(a) is tuple and a[0] == address and a[2:6] == g for a in taken):
-            return False
+        storage = self.ledger.storages.get(address)
+        known = None if storage is None else storage.fresh(g)
+        for a in taken:
+            if (a[0] == address and a[2:6] == g) if type(a) is tuple else (type(a) is Ref and a.value == known):
+                return False
         return not self.measures.flows_at(address, t)
 
     def _lie(self, out: Any) -> list[Made] | None:
