@@ -57,7 +57,8 @@ class Measures:
     def overwritten(self, *written: Any) -> None:
         """Let go of what the residual stream holds under an older value, also where a part alone was written."""
         if self._stream:
-            addresses = {raw._cdata for raw in map(storage_of, tensors_in(written)) if raw is not None}
+            raws = [storage_of(t) for t in tensors_in(written) if t.numel()]
+            addresses = {raw._cdata for raw in raws if raw is not None}
             self._stream = deque([s for s in self._stream if s[2] not in addresses], maxlen=STREAM)
 
     def after(self, index: int, schema: Schema, args: Any, refs: Any, out: Any, outputs: tuple[int, ...]) -> None:
