@@ -47,13 +47,14 @@ def _same_rows(lowering: Lowering, values: set[int]) -> dict[int, list[int]]:
     """By value itself and its views with the same rows, of which nobody measured anything."""
     found = {v: [v] for v in values}
     roots = {v: v for v in values}
+    drafts = lowering.drafts
     for node in lowering.nodes:
         root = roots.get(node.inputs[0]) if node.op is Op.LAYOUT else None
-        if root is None or node.output in roots:
+        if root is None or node.output in roots or drafts[node.output].storage != drafts[root].storage:
             continue
-        before, after = (lowering.drafts[v].geometry for v in (node.inputs[0], node.output))
+        roots[node.output] = root  # also where its rows are others: a view of it may have these again
+        before, after = drafts[root].geometry, drafts[node.output].geometry
         if before[1][-1:] == after[1][-1:] and order(before) == order(after):
-            roots[node.output] = root
             found[root].append(node.output)
     return found
 

@@ -82,7 +82,7 @@ def _views(low: Lowering, record: Record) -> None:
 
 
 def _copy(low: Lowering, record: Record) -> None:
-    refs = refs_of(record.args)
+    refs = refs_of(record.args) or record.args[:1]  # a number, where each element is mapped by itself
     source = refs[-1] if record.schema.name == "copy" else refs[0]
     low.elementwise(Op.CAST, [source])
 

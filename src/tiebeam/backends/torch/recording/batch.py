@@ -91,7 +91,7 @@ class BatchRecorder(Recorder):
         self._waiting.append(w)
         if made and (type(out) is not Tensor or out.numel() == measures.numel):
             first = measures.of_stream(out)
-            if first is not None and (len(self._made) > before or not measures.flows_at(made[0][0])):
+            if first is not None and (len(self._made) > before or self._goes_on(ran[1], made[0], first)):
                 measures.flow(w, first, made[0][0])
         if len(self._waiting) >= BATCH:
             self.settle()
@@ -130,8 +130,10 @@ class BatchRecorder(Recorder):
     def _parameter(self, t: Parameter) -> Place | Ref:
         if id(t) not in self._named or id(t) in self.ledger.objects:
             return Ref(self._value(t), t.requires_grad)
-        address = t.untyped_storage()._cdata
-        if address not in self._made:
+        raw = t.untyped_storage()
+        address = raw._cdata
+        if not self._awaited(address):
+            self.ledger.storage_at(raw)  # held: it may be lent by somebody, and gone before this is settled
             self._noted.add(address)
         facts = number_of(t) if t.numel() == 1 else _NOTHING
         return address, t.requires_grad, t.storage_offset(), t.shape, t.stride(), t.dtype, t, facts
@@ -144,9 +146,13 @@ class BatchRecorder(Recorder):
         if storage is not None and held is not None and held[1] is storage and held[2] == len(storage.log):
             return held[0]
         looks = id(t) not in self._named and (t.ndim >= 2 or type(t) is not Tensor)  # the ledger looks for its name
-        if storage is not None and (storage.values or looks or storage.address in self._noted):
+        if storage is not None and (storage.values or looks or self._awaited(storage.address)):
             self.settle()
         return ledger.value(t)
+
+    def _awaited(self, address: int) -> bool:
+        """Whether values of what lies there may be still to come."""
+        return address in self._noted or address in self._made
 
     def _may_read_out(self, taken: list[Any], made: list[Made]) -> bool:
         """Whether `Measures.look` may find something, told by where a product read and wrote."""
@@ -154,6 +160,16 @@ class BatchRecorder(Recorder):
         if measures.wide(made[0][1][1]):
             return True
         return any(a[0] in measures.tables if type(a) is tuple else type(a) is Ref for a in taken)
+
+    def _goes_on(self, taken: list[Any], made: Made, t: Tensor) -> bool:
+        """Whether what lies in memory of before is a step of the residual stream: no alias, and no view of a step."""
+        address, g, _ = made
+        storage = self.ledger.storages.get(address)
+        known = None if storage is None else storage.fresh(g)
+        for a in taken:
+            if (a[0] == address and a[2:6] == g) if type(a) is tuple else (type(a) is Ref and a.value == known):
+                return False
+        return not self.measures.flows_at(address, t)
 
     def _lie(self, out: Any) -> list[Made] | None:
         """Where each tensor lies that an operation made, and its number; None where one is no plain tensor."""

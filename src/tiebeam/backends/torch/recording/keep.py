@@ -45,11 +45,13 @@ class Keeper:
         self._grads = [(p, p.grad) for p in names.owned()]
         tensors: list[torch.Tensor] = [*names.held.values(), *names.loose, *inputs]
         self._asked = [(t, t.requires_grad) for t in tensors]
-        self._data: list[tuple[torch.Tensor, torch.UntypedStorage, int, Geometry]] = []
+        self._data: list[tuple[torch.Tensor, torch.UntypedStorage, int, Geometry, torch.Tensor | None]] = []
         for t in tensors:
             raw = self._remember(t)
             if raw is not None and not self.swapped and type(t) in PLAIN and t.layout is torch.strided:
-                self._data.append((t, raw, raw._cdata, geometry(t)))
+                g = geometry(t)
+                more = g[3] in _MORE or t.is_inference() or t.is_neg()
+                self._data.append((t, raw, raw._cdata, g, t.detach() if more else None))
         for _, grad in self._grads:
             if grad is not None:
                 self._remember(grad)
@@ -98,10 +100,23 @@ class Keeper:
         for table, entries in self._parts:
             if (table or entries) and _other(table, entries):
                 _put_back(table, entries)
-        for t, raw, address, g in self._data:
-            if t.layout is not torch.strided or t.untyped_storage()._cdata != address or geometry(t) != g:
-                offset, shape, stride, dtype = g
-                t.data = torch.empty(0, dtype=dtype, device=raw.device).set_(raw, offset, shape, stride)
+        for t, raw, address, g, alias in self._data:
+            elsewhere = t.layout is not torch.strided or t.untyped_storage()._cdata != address or geometry(t) != g
+            if elsewhere or (alias is not None and t.is_conj() is not alias.is_conj()):
+                t.data = _laid(raw, g) if alias is None else alias
+
+
+#: Of these, of inference tensors and of negated views memory and geometry do not tell all: an alias of each is kept.
+_COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
+_QUANTISED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
+_MORE = frozenset((*_COMPLEX, *_QUANTISED))
+
+
+def _laid(raw: torch.UntypedStorage, g: Geometry) -> torch.Tensor:
+    """A plain tensor in that memory, whatever mode the caller is in."""
+    offset, shape, stride, dtype = g
+    with torch.inference_mode(False):
+        return torch.empty(0, dtype=dtype, device=raw.device).set_(raw, offset, shape, stride)
 
 
 _NONE: dict[Any, Any] = {}

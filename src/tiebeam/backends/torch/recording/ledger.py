@@ -93,6 +93,7 @@ class Draft:
     number: float | None = None
     lost: bool = False
     varying: bool = False  # an input or a random number reached it
+    storage: int = -1  # key of the one that it lies in; -1: none, or none that matters
 
 
 class Storage:
@@ -234,7 +235,7 @@ class Ledger:
         """A new value for what an operation made, or wrote, or the caller passed."""
         storage, g = place
         value = len(self.drafts)
-        self.drafts.append(Draft(g, origin, varying=varying, **facts))
+        self.drafts.append(Draft(g, origin, varying=varying, storage=-1 if storage is None else storage.key, **facts))
         if type(t) not in PLAIN:
             self._sharded(t, value)
         if storage is None:
@@ -248,7 +249,7 @@ class Ledger:
     def fresh(self, storage: Storage, g: Geometry, origin: Origin, varying: bool, facts: dict[str, Any]) -> int:
         """`output` of a plain tensor that nothing was written to."""
         value = len(self.drafts)
-        self.drafts.append(Draft(g, origin, varying=varying, **facts))
+        self.drafts.append(Draft(g, origin, varying=varying, storage=storage.key, **facts))
         storage.values[g] = (value, len(storage.log))
         return value
 
@@ -333,7 +334,7 @@ class Ledger:
 
     def _implied(self, kind: str, sources: tuple[int, ...], g: Geometry) -> int:
         varying = any(self.drafts[v].varying for v in sources)
-        value = self.add(g, Origin.NODE, varying=varying)
+        value = self.add(g, Origin.NODE, varying=varying, storage=self.drafts[sources[0]].storage)
         self.implied.append(Implied(kind, sources, value))
         return value
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tiebeam.backends.torch.recording.ledger import PLAIN, Draft
+from tiebeam.backends.torch.recording.ledger import PLAIN, Draft, geometry, order, storage_of
 from tiebeam.backends.torch.recording.schema import GATHERS, PRODUCTS, Schema
 from tiebeam.backends.torch.recording.shadow import tensors_in
 from tiebeam.core.reading.reads import near
@@ -54,6 +54,13 @@ class Measures:
         self._looks = 0
         self.ids: dict[int, torch.Tensor] = {}  # integers that rows were looked up at
 
+    def overwritten(self, *written: Any) -> None:
+        """Let go of what the residual stream holds under an older value, also where a part alone was written."""
+        if self._stream:
+            raws = [storage_of(t) for t in tensors_in(written) if t.numel()]
+            addresses = {raw._cdata for raw in raws if raw is not None}
+            self._stream = deque([s for s in self._stream if s[2] not in addresses], maxlen=STREAM)
+
     def after(self, index: int, schema: Schema, args: Any, refs: Any, out: Any, outputs: tuple[int, ...]) -> None:
         """Called after every recorded operation."""
         name = schema.name
@@ -73,8 +80,10 @@ class Measures:
             self._gathered(schema, args, refs, first, outputs[0])
         elif name in PRODUCTS:
             self._product(index, args, refs, first, outputs[0])
-        if first.numel() == self.numel and first.ndim >= 2:
-            self._step(schema, outputs[0], first)
+        if self.of_stream(first) is not None:
+            address = first.untyped_storage()._cdata
+            if not self.flows_at(address, first):
+                self.flow(outputs[0], first, address)
         if self.logits:
             self._follow(refs, first, outputs[0])
 
@@ -87,24 +96,22 @@ class Measures:
         first = out[0] if type(out) is tuple and out else out
         if not isinstance(first, torch.Tensor) or first.numel() != self.numel or first.ndim < 2:
             return None
+        if self._rows is None or first.shape[-1] != self._rows.shape[-1]:
+            return None
         if not first.is_floating_point() or first.is_meta or first._is_zerotensor():
             return None
         return first
-
-    def _step(self, schema: Schema, value: int, t: torch.Tensor) -> None:
-        address = t.untyped_storage()._cdata
-        if schema.writes:  # what is held under an older value has just been overwritten
-            self._stream = deque([s for s in self._stream if s[2] != address], maxlen=STREAM)
-        if not self.flows_at(address):
-            self.flow(value, t, address)
 
     def flow(self, key: Any, t: torch.Tensor, address: int) -> None:
         """The residual stream goes on to `t`, whose value is `key` or follows (`settled`)."""
         self._stream.append((key, t, address))
 
-    def flows_at(self, address: int) -> bool:
-        """Whether a step of the stream lies there: a view of it is no step of its own, and takes no step's place."""
-        return address in [other for _, _, other in self._stream]
+    def flows_at(self, address: int, t: torch.Tensor) -> bool:
+        """Whether a step of the stream lies there: a view of its rows is no step of its own, and takes no step's place.
+
+        Other rows, as the second half of what is twice as large, are a step; so are the same in another order.
+        """
+        return any(other == address and _same_rows(step, t) for _, step, other in self._stream)
 
     def settled(self, values: Mapping[int, int]) -> None:
         """Values of what flowed before it had one, by the id of its key."""
@@ -229,6 +236,13 @@ def _values(refs: Any) -> list[int]:
     if isinstance(refs, tuple):
         return [v for r in refs for v in _values(r)]
     return [refs.value] if hasattr(refs, "value") else []
+
+
+def _same_rows(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether tensors of one memory and one width hold the same rows in the same order."""
+    if a.is_contiguous() and b.is_contiguous():
+        return a.storage_offset() == b.storage_offset()
+    return order(geometry(a)) == order(geometry(b))
 
 
 def rms(t: torch.Tensor) -> float:

@@ -125,8 +125,11 @@ class Recorder(TorchDispatchMode):
 
     def write_down(self, record: Record, args: Any, out: Any) -> None:
         """Append what was executed and take the numbers that go with it."""
+        schema = record.schema
         self.records.append(record)
-        self.measures.after(len(self.records) - 1, record.schema, args, record.args, out, record.outputs)
+        if schema.writes_any:
+            self.measures.overwritten([args[i] for i in schema.writes if i < len(args)], out)
+        self.measures.after(len(self.records) - 1, schema, args, record.args, out, record.outputs)
 
     def write_down_implied(self) -> None:
         """Append the views and updates that the ledger has just come upon."""
