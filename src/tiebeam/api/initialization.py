@@ -23,6 +23,7 @@ from tiebeam.core.initialising.init import (
 )
 from tiebeam.core.initialising.ranges import check_fits
 from tiebeam.core.report import Report
+from tiebeam.core.seeds import checked_seed
 from tiebeam.errors import InputError, RangeError, TieError
 
 
@@ -73,7 +74,7 @@ def initialize(
         >>> done.mode, done.std, round(model.embed.weight.std().item(), 3)
         ('analytic', 0.125, 0.125)
     """
-    _check(only, seed)
+    seed = _check(only, seed)
     if entry_of(model, ()).functional:
         raise InputError(
             f"{type(model).__name__} cannot be written in place: JAX arrays do not change",
@@ -120,7 +121,7 @@ def initialize_params(
         >>> report.init[0].mode, report.init[0].std, round(float(params["table"].std()), 3)
         ('analytic', 0.125, 0.125)
     """
-    _check(only, seed)
+    seed = _check(only, seed)
     if not entry_of(model, params).functional:
         raise InputError(
             f"{type(model).__name__} is written in place",
@@ -135,7 +136,8 @@ def initialize_params(
     return seen.model.rebuilt(), report
 
 
-def _check(only: str, seed: int) -> None:
+def _check(only: str, seed: int) -> int:
+    """The seed, where both are right."""
     if only != "tables":
         raise RangeError(
             "initialize writes vocabulary tables alone",
@@ -143,13 +145,7 @@ def _check(only: str, seed: int) -> None:
             expected="only='tables'",
             hint="leave it out: the rest of the model keeps what its own code drew",
         )
-    if type(seed) is not int or seed < 0:
-        raise RangeError(
-            "the seed is no natural number",
-            got=repr(seed),
-            expected="an int of 0 or above",
-            hint="seed=0, or another: each gives one draw, the same everywhere",
-        )
+    return checked_seed(seed)
 
 
 def _initialized(seen: Look, mode: Mode, seed: int) -> Report:

@@ -72,6 +72,7 @@ def measure(
         >>> found.tables[0].unaccounted
         0.0
     """
+    _check_optimizer(optimizer)
     asked = {"keep": grad, "gram": spectrum, "since": since, "optimizer": optimizer}
     backend, args, kwargs, request = prepared(Differentiable, model, batch, params, loss, **asked)
     try:
@@ -164,6 +165,18 @@ def prepared(
     check_callable("loss", loss, "a function of what the model returns and the batch")
     own = None if loss is None else OwnLoss(loss, batch)
     return backend, args, kwargs, Request(own, labels, mask, **asked)
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    """Refuse what is no optimizer and no state of one: a name, a number, a class, a function or a pair of them."""
+    parts = optimizer if isinstance(optimizer, tuple) and optimizer else (optimizer,)
+    if isinstance(optimizer, str | bytes | int | float | type) or all(map(inspect.isroutine, parts)):
+        raise InputError(
+            "optimizer= is no optimizer, and no state of one",
+            got=repr(optimizer)[:80],
+            expected="the optimizer that trains the model; in JAX its state",
+            hint="leave it out, or pass the object that steps (in JAX: what tx.init or tx.update returned)",
+        )
 
 
 def _check_since(since: Mapping[str, Any] | None, names: Sequence[str]) -> None:

@@ -75,7 +75,10 @@ class Watch:
         given: Any = every
         if not isinstance(given, (int, np.integer)) or given < 1:
             raise RangeError(
-                "a watch looks every so many steps", got=f"every={every!r}", expected="a whole number, 1 or more"
+                "a watch looks every so many steps",
+                got=f"every={every!r}",
+                expected="a whole number, 1 or more",
+                hint="every=100, or leave it out",
             )
         check_callable("log", log, "a function of one record, a dict")
         check_callable("loss", loss, "a function of what the model returns and the batch")

@@ -8,6 +8,7 @@ from tiebeam.checkpoints.archive import Archive, Entry
 from tiebeam.checkpoints.compare import Comparison, compare, std_of
 from tiebeam.checkpoints.declared import declare
 from tiebeam.checkpoints.families import Tying, tying_of
+from tiebeam.checkpoints.near import near
 from tiebeam.checkpoints.roles import Roles, aliases, companions, find_roles
 from tiebeam.checkpoints.runtimes import falls_back
 from tiebeam.core.checkpoint import CheckpointState, Stored
@@ -126,6 +127,7 @@ def _named(found: Roles, archive: Archive, table: str | None, readout: str | Non
                 f"'{archive.path}' holds no {name!r}",
                 got=", ".join(list(archive.entries)[:6]),
                 expected="the name of a stored tensor",
+                hint=near(name, list(archive.entries)) or "name it as the file does, in full",
             )
     tables = (table,) if table is not None else found.tables[:1] if found.table != readout else ()
     readouts = (readout,) if readout is not None else tuple(r for r in found.readouts if r != table)

@@ -155,6 +155,7 @@ def check_file(path: Path | None) -> None:
             f"the file '{path}' cannot be written",
             got="a folder" if path.is_dir() else f"no folder '{path.resolve().parent}'",
             expected="a file in a folder that exists",
+            hint="name a file in that folder" if path.is_dir() else "make the folder first, or name another",
         )
 
 

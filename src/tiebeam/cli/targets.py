@@ -140,7 +140,7 @@ def _attribute(module: ModuleType, path: str, target: str) -> Any:
             raise TargetError(
                 f"'{target}': {getattr(found, '__name__', found)} has no attribute '{part}'",
                 got=f"a module with {', '.join(names[:12]) or 'nothing public'}",
-                hint=near(part, names),
+                hint=near(part, names) or "name a model, or a function or class that makes one: module:attribute",
             ) from e
     return found
 

@@ -135,7 +135,7 @@ def readout_loss(
         chunk=chunk,
     )
     if returns not in ("loss", "stats"):
-        raise RangeError(f"returns of {NAME}", got=repr(returns), expected="'loss' or 'stats'")
+        raise say.no_such_returns(returns)
     learned = isinstance(factor, (jax.Array, np.ndarray)) or hasattr(factor, "__jax_array__")  # an `nnx.Param`
     factor = factor if learned else checked_factor(factor)
     given = _checked(hidden, table, bias, factor, targets, weight, ids, options)

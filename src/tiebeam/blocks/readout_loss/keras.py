@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from tiebeam.blocks.readout_loss.options import NAME, Options, checked_factor, no_array
+from tiebeam.blocks.readout_loss.options import NAME, Options, checked_factor, no_array, no_such_returns
 from tiebeam.errors import InputError, RangeError
 
 
@@ -104,7 +104,7 @@ def _on_tensorflow(hidden: Any, table: Any, targets: Any, given: dict[str, Any])
     factor, bias, weight, ids, returns = (given.pop(k) for k in ("factor", "bias", "weight", "ids", "returns"))
     options = Options.of(**given)
     if returns not in ("loss", "stats"):
-        raise RangeError(f"returns of {NAME}", got=repr(returns), expected="'loss' or 'stats'")
+        raise no_such_returns(returns)
     factor = factor if hasattr(factor, "dtype") and hasattr(factor, "shape") else checked_factor(factor)
     read, right, own_ids = of_tensorflow.flat(hidden, table, targets, ids)
     found = of_tensorflow.loss_of(read, table, right, factor, bias, weight, own_ids, options)

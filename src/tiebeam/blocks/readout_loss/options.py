@@ -57,7 +57,12 @@ class Options:
             0
         """
         if reduction not in REDUCTIONS:
-            raise RangeError(f"reduction of {NAME}", got=repr(reduction), expected=" or ".join(map(repr, REDUCTIONS)))
+            raise RangeError(
+                f"reduction of {NAME}",
+                got=repr(reduction),
+                expected=" or ".join(map(repr, REDUCTIONS)),
+                hint='leave it out for "mean"; "none" gives the loss of each token',
+            )
         return cls(
             soft_cap=None if soft_cap is None else _number("soft_cap", soft_cap, least=0.0, open_end=True),
             ignore_index=_whole("ignore_index", ignore_index),
@@ -172,6 +177,12 @@ def no_array(name: str, given: object) -> InputError:
     )
 
 
+def no_such_returns(returns: object) -> RangeError:
+    """The error of a `returns` that is none."""
+    expected, hint = "'loss' or 'stats'", "'stats' gives the loss and its statistics, as a pair"
+    return RangeError(f"returns of {NAME}", got=repr(returns), expected=expected, hint=hint)
+
+
 def not_floating(name: str, dtype: object) -> InputError:
     """The error of a tensor that should hold real numbers and does not."""
     hint = "token ids are looked up first; what is read out is the hidden state" if name == "hidden" else ""
@@ -199,14 +210,18 @@ def _number(
         if least > -math.inf:
             expected = f"a number {'above' if open_end else 'from'} {least:g}"
             expected += f" to {most:g}" if most < math.inf else ""
-        raise RangeError(f"{name} of {NAME}", got=repr(value), expected=expected)
+        raise RangeError(
+            f"{name} of {NAME}", got=repr(value), expected=expected, hint=f"leave {name} out for its default"
+        )
     return number
 
 
 def _whole(name: str, value: object, least: int | None = None) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or (least is not None and int(value) < least):
         expected = "a whole number" + ("" if least is None else f" of at least {least}")
-        raise RangeError(f"{name} of {NAME}", got=repr(value), expected=expected)
+        raise RangeError(
+            f"{name} of {NAME}", got=repr(value), expected=expected, hint=f"leave {name} out for its default"
+        )
     return int(value)
 
 
@@ -214,5 +229,7 @@ def _chunk(value: object) -> int:
     if isinstance(value, str):
         if value == "auto":
             return 0
-        raise RangeError(f"chunk of {NAME}", got=repr(value), expected='"auto", or tokens at a time')
+        raise RangeError(
+            f"chunk of {NAME}", got=repr(value), expected='"auto", or tokens at a time', hint='chunk="auto"'
+        )
     return _whole("chunk", value, least=1)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiebeam.core.measuring.passes import ROLES, RoleRead, Wanted
+from tiebeam.core.seeds import checked_seed
 from tiebeam.errors import InputError, RangeError
 from tiebeam.ir import Graph
 
@@ -184,7 +185,7 @@ def check(
         raise RangeError("a check needs rows", got=f"rows={rows}", expected="1 or more")
     if not table.held:
         raise InputError(f"the batch looks up no row of {table.name!r}", expected="at least one token")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(checked_seed(seed))
     held = frozenset(table.held)
     chosen = [*_some(rng, sorted(held), rows), *_some(rng, [r for r in range(table.vocab) if r not in held], rows)]
     probes = [_probe(table, r, r in held, rng.standard_normal(table.width), tolerance) for r in chosen]

@@ -17,7 +17,10 @@ def check_policy(on_conflict: str, allowed: Sequence[str] = get_args(OnConflict)
     """
     if on_conflict not in allowed:
         raise RangeError(
-            "there is no such policy", got=f"on_conflict={on_conflict!r}", expected=", ".join(map(repr, allowed))
+            "there is no such policy",
+            got=f"on_conflict={on_conflict!r}",
+            expected=", ".join(map(repr, allowed)),
+            hint="take one of these, or leave it out: what differs is refused then",
         )
 
 

@@ -93,5 +93,6 @@ def check_bare(*tables: Table) -> None:
                     f"an adapter is added to the logits of {t.name!r} alone",
                     got=", ".join(out.delta),
                     expected="a readout without an adapter",
-                    hint="merge or unload the adapter first; of a tied table untie before merging",
+                    hint="unload the adapter first (of two tables, merging does too); to keep it at one end of a tied "
+                    "table: unload, untie, load it again",
                 )

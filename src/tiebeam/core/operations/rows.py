@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiebeam.core.initialising.draws import ROWS_PER_BLOCK, draw_block
+from tiebeam.core.seeds import checked_seed
 from tiebeam.errors import RangeError
 
 How = Literal["covariance", "std", "mean", "zeros"]
@@ -97,8 +98,13 @@ def plan_rows(
         [2, -1]
     """
     if rows not in get_args(How):
-        raise RangeError("there are no such rows", got=f"rows={rows!r}", expected=", ".join(map(repr, get_args(How))))
-    seed = _whole("the seed", seed, least=0)
+        raise RangeError(
+            "there are no such rows",
+            got=f"rows={rows!r}",
+            expected=", ".join(map(repr, get_args(How))),
+            hint="rows= says how new rows are made; their number is vocab",
+        )
+    seed = checked_seed(seed)
     if ids is not None and tokens is not None:
         raise RangeError("ids and tokens both say where rows come from", expected="one of them")
     came, known = _origins(before, ids, tokens)

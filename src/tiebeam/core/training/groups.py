@@ -142,8 +142,9 @@ def plan_groups(
         groups.append(Group("table", (owner,), c, rate, decay))
     if unused:
         raise InputError(
-            "ratios= names what is no trainable table", got=", ".join(unused), expected=", ".join(mine) or "none"
-        )
+            "ratios= names what is no trainable table", got=", ".join(unused), expected=", ".join(mine) or "none",
+            hint="a key is a table's name, as report.tables has it: [t.name for t in report.tables]",
+        )  # fmt: skip
     if not groups:
         raise InputError(
             "there is nothing to train", got=f"{len(parameters)} parameters, all frozen",

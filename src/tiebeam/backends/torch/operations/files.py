@@ -154,7 +154,11 @@ def _files(path: Path) -> list[Path]:
     if path.is_dir():
         path = next((path / n for n in (WEIGHTS, INDEX) if (path / n).is_file()), path / WEIGHTS)
     if not path.is_file():
-        raise InputError(f"there is no file {path}", expected=f"a .safetensors file, or a folder with {WEIGHTS}")
+        raise InputError(
+            f"there is no file {path}",
+            expected=f"a .safetensors file, or a folder with {WEIGHTS}",
+            hint="give the path that tiebeam.save wrote to; a relative one counts from the working folder",
+        )
     if path.suffix != ".json":
         return [path]
     try:

@@ -60,8 +60,9 @@ def inner(wrapped: Any) -> Any:
     if not isinstance(getattr(inner, "param_groups", None), list):
         raise InputError(
             f"a {type(wrapped).__name__} is no optimizer",
-            got="no param_groups",
+            got=f"the class {wrapped.__name__}" if isinstance(wrapped, type) else "no param_groups",
             expected="a torch.optim.Optimizer, or a list of them",
+            hint="make it first, and pass the one that steps: optimizer = torch.optim.AdamW(groups)",
         )
     return inner
 

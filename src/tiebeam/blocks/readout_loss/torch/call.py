@@ -5,7 +5,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from tiebeam.blocks.readout_loss.options import NAME, Options, check_shapes, checked_factor
+from tiebeam.blocks.readout_loss.options import NAME, Options, check_shapes, checked_factor, no_such_returns
 from tiebeam.blocks.readout_loss.torch.checks import check_kinds, check_tensors
 from tiebeam.blocks.readout_loss.torch.function import ReadoutLoss, check_transforms
 from tiebeam.blocks.readout_loss.torch.fused import Asked, choose_fused
@@ -141,7 +141,7 @@ def readout_loss(
         chunk=chunk,
     )
     if returns not in ("loss", "stats"):
-        raise RangeError(f"returns of {NAME}", got=repr(returns), expected="'loss' or 'stats'")
+        raise no_such_returns(returns)
     factor = factor if isinstance(factor, Tensor) else checked_factor(factor)
     _check(hidden, table, targets, factor, bias, weight, ids)
     targets = targets.long()  # an ignore_index that a narrower dtype cannot hold would come round to a token
