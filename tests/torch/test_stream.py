@@ -75,6 +75,12 @@ def is_written_in_part(model: Tied, x: Tensor) -> Tensor:
     return y.view(2, 2, 4, 64)
 
 
+def is_the_real_part_and_written(model: Tied, x: Tensor) -> Tensor:
+    part = (torch.complex(x, x) * 1.0).real
+    part += model.mid(x)  # autograd looks at it through the whole from here on
+    return part
+
+
 def is_written_nowhere(model: Tied, x: Tensor) -> Tensor:
     y = x * 2.0
     y[:, :0] = 1.0  # of a prefix that is empty
@@ -113,6 +119,7 @@ def looks_at_what_was_made_elsewhere(model: Tied, x: Tensor) -> Tensor:
         goes_by_position_first_in_memory_of_its_own,
         is_a_sum_over_named_axes,
         is_written_in_part,
+        is_the_real_part_and_written,
         is_written_nowhere,
         is_made_of_heads,
         looks_back_at_much_that_was_before,

@@ -49,12 +49,15 @@ def _same_rows(lowering: Lowering, values: set[int]) -> dict[int, list[int]]:
     roots = {v: v for v in values}
     drafts = lowering.drafts
     for node in lowering.nodes:
-        root = roots.get(node.inputs[0]) if node.op is Op.LAYOUT else None
+        if node.op is Op.UPDATE:  # what was written into a part is looked at again through the whole
+            root = roots.get(node.inputs[-1])
+        else:
+            root = roots.get(node.inputs[0]) if node.op is Op.LAYOUT else None
         if root is None or node.output in roots or drafts[node.output].storage != drafts[root].storage:
             continue
         roots[node.output] = root  # also where its rows are others: a view of it may have these again
-        before, after = drafts[root].geometry, drafts[node.output].geometry
-        if before[1][-1:] == after[1][-1:] and order(before) == order(after):
+        own, other = drafts[root].geometry, drafts[node.output].geometry
+        if own[1][-1:] == other[1][-1:] and order(own) == order(other):
             found[root].append(node.output)
     return found
 
