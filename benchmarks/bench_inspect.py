@@ -1,7 +1,8 @@
 """What looking at a model costs against running it, on one thread.
 
 Times are ratios of medians of interleaved runs; peaks are taken in fresh processes. A plain forward is
-`model(ids)`, without grad unless the line says otherwise. Exit status 1 says that a goal was missed.
+`model(ids)`, without grad unless the line says otherwise. Memory that is freed stays with the process
+(`measuring.keep_heap`). Exit status 1 says that a goal was missed.
 
     python benchmarks/bench_inspect.py [--runs 9] [--only gpt2 llama]
 """

@@ -15,6 +15,7 @@ from tiebeam.core.measuring.gradient_check import GradientCheck, check
 from tiebeam.core.measuring.measurement import Measurement, assemble
 from tiebeam.core.measuring.passes import OwnLoss, Request
 from tiebeam.core.reading.records import barriers
+from tiebeam.core.seeds import checked_seed
 from tiebeam.core.tables import build_tables
 from tiebeam.errors import BackendError, InputError
 
@@ -118,7 +119,7 @@ def check_gradients(
         BackendError: The framework has no check yet.
         InputError: As `measure`; or no table is read in both roles; or it cannot be moved in one alone; or the model
             cannot be copied.
-        RangeError: `rows` is below 1.
+        RangeError: `rows` is below 1, or `seed` no natural number.
 
     Source: central differences; the copy draws the same random numbers in every pass.
 
@@ -131,6 +132,7 @@ def check_gradients(
         >>> found.ok, found.lookup, found.readout, found.wrong_rows
         (True, 'kept', 'kept', 0)
     """
+    seed = checked_seed(seed)
     backend, args, kwargs, request = prepared(Movable, model, batch, params, loss)
     try:
         table, notes = backend.movable(args, kwargs, request)
